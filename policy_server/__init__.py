@@ -1,0 +1,1 @@
+"""Low-latency inference service for edge-cloud policies: dispatch, orchestration, vertical scaling."""

@@ -1,0 +1,1 @@
+"""gRPC servicers: thin translations around one logic layer."""

@@ -1,0 +1,1 @@
+"""From snapshot and request to arrays: one schema for training and serving."""

@@ -1,0 +1,1 @@
+"""Model bundles, sessions, registry, batching and CPU budget."""
