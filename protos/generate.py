@@ -1,6 +1,6 @@
 """Generates ``policy_server/proto`` from ``protos/``; with ``--check`` reports drift instead of writing.
 
-The generated modules import each other relative to ``policy_server.proto``, so that the package never collides
+The generated modules import each other below ``policy_server.proto``, so that the package never collides
 with another package called ``policy``.
 """
 
@@ -16,9 +16,9 @@ from pathlib import Path
 
 from grpc_tools import protoc
 
-ROOT = Path(__file__).resolve().parent.parent
-PROTOS = ROOT / "protos"
-TARGET = ROOT / "policy_server" / "proto"
+PROTOS = Path(__file__).resolve().parent
+
+TARGET = PROTOS.parent / "policy_server" / "proto"
 
 
 def generate(target: Path) -> None:

@@ -1,0 +1,303 @@
+"""Dispatch: the contract of a policy and the pipeline that every policy runs through.
+
+*mask* (which candidates are allowed: :class:`~policy_server.features.candidates.Candidates`) -> *score* (the
+policy) -> *pick* (:func:`pick`) -> *guard* (:mod:`policy_server.policies.guard`). Masking, the finiteness check
+and picking are code on plain arrays, never operators of a model graph, because runtimes disagree on NaN.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from policy_server.cluster.ledger import Ledger
+from policy_server.cluster.queries import DispatchQueries
+from policy_server.cluster.snapshot import Float32Array, Int32Array, Int64Array, Snapshot
+from policy_server.features.candidates import Candidates, CandidateSets
+from policy_server.features.load_table import LoadTable, TopologyTable
+
+NO_CANDIDATE = -1
+
+
+@runtime_checkable
+class DispatchPolicy(Protocol):
+    """Scores candidates. A pure function: whatever it remembers between calls is a cache or lives in the ledger.
+
+    Attributes:
+        name: what callers ask for, in lower case with hyphens.
+        version: of the model or of the rule.
+        learned: whether a model is behind it.
+        sampling_temperature: 0 picks the best score; above 0 picks by softmax(score / temperature).
+        shares_picks: whether all dispatchers of a system decide as one (a central scheduler), or each knows only
+            its own picks (the paper's decentralised access points).
+    """
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+
+    @property
+    def version(self) -> str: ...  # noqa: D102
+
+    @property
+    def learned(self) -> bool: ...  # noqa: D102
+
+    @property
+    def sampling_temperature(self) -> float: ...  # noqa: D102
+
+    @property
+    def shares_picks(self) -> bool: ...  # noqa: D102
+
+    def prepare(self, table: LoadTable) -> Any:
+        """Computes, once per snapshot, what :meth:`score` needs of it (for a model: the encoder's output)."""
+        ...
+
+    def score(self, candidates: Candidates, prepared: Any, random: np.random.Generator) -> Float32Array:
+        """float32 [C], one score per candidate; larger is better; comparable only within one query.
+
+        Args:
+            candidates: C candidates of Q queries; possibly none for some queries, never none at all.
+            prepared: what :meth:`prepare` returned for the snapshot of the candidates.
+            random: the only source of randomness.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class DispatchDecisions:
+    """Decisions for Q queries, with up to K alternatives each.
+
+    Attributes:
+        replica: int32 [Q], chosen replica row, ``NO_CANDIDATE`` where none is allowed.
+        score: float32 [Q], its score; 0 where there is none.
+        alternatives: int32 [Q, K], replica rows, best first, padded with ``NO_CANDIDATE``.
+        alternative_scores: float32 [Q, K].
+        candidate_counts: int64 [Q].
+    """
+
+    replica: Int32Array
+    score: Float32Array
+    alternatives: Int32Array
+    alternative_scores: Float32Array
+    candidate_counts: Int64Array
+
+    def __len__(self) -> int:
+        return len(self.replica)
+
+
+class DispatchView:
+    """A snapshot prepared for decisions: its tables, its candidate sets and each policy's encoded form.
+
+    One view per snapshot; views of snapshots with the same topology share what depends on the topology alone.
+    """
+
+    def __init__(self, snapshot: Snapshot, previous: DispatchView | None = None) -> None:
+        self.snapshot = snapshot
+        if previous is not None and previous.snapshot.topology is snapshot.topology:
+            self.static: TopologyTable = previous.static
+            self.sets: CandidateSets = previous.sets
+        else:
+            self.static = TopologyTable(snapshot.topology)
+            self.sets = CandidateSets(self.static)
+        self.table = LoadTable(snapshot, self.static)
+        self._prepared: dict[str, Any] = {}
+
+    def prepared(self, policy: DispatchPolicy) -> Any:
+        """What the policy's :meth:`DispatchPolicy.prepare` returned for this snapshot; computed on first use."""
+        key = f"{policy.name}@{policy.version}"
+        if key not in self._prepared:
+            self._prepared[key] = policy.prepare(self.table)
+        return self._prepared[key]
+
+    def candidates(self, queries: DispatchQueries, ledger: Ledger, now_seconds: float) -> Candidates:
+        """Masks: the allowed candidates of each query and what is known of them."""
+        return Candidates(self.table, self.sets, ledger, queries, now_seconds)
+
+
+def pick(
+    scores: Float32Array,
+    candidates: Candidates,
+    random: np.random.Generator,
+    *,
+    sampling_temperature: float = 0.0,
+    alternatives: int = 0,
+) -> tuple[DispatchDecisions, Int64Array]:
+    """Chooses for every query the candidate with the largest score; ties are broken uniformly at random.
+
+    Sampling from softmax(score / temperature) is the same choice after adding Gumbel noise to score / temperature.
+
+    Args:
+        scores: float32 [C], finite.
+        candidates: the C candidates.
+        random: breaks ties and samples.
+        sampling_temperature: see :class:`DispatchPolicy`.
+        alternatives: K, how many further candidates to list.
+
+    Returns:
+        The decisions, and int64 [Q] the position of each choice on the candidate axis (-1: none).
+    """
+    keys = scores
+    if sampling_temperature > 0:
+        keys = scores / np.float32(sampling_temperature) + random.gumbel(size=len(scores)).astype(np.float32)
+    if len(candidates.queries) == 1:
+        return _pick_one(keys, scores, candidates, random, alternatives)
+    return _pick_many(keys, scores, candidates, random, alternatives)
+
+
+def _pick_one(
+    keys: Float32Array,
+    scores: Float32Array,
+    candidates: Candidates,
+    random: np.random.Generator,
+    alternatives: int,
+) -> tuple[DispatchDecisions, Int64Array]:
+    count = len(keys)
+    replica = candidates.replica
+    wanted = min(alternatives + 1, count)
+    if wanted <= 4 < count:
+        remaining = keys.copy() if wanted > 1 else keys
+        order = np.empty(wanted, np.int64)
+        for place in range(wanted):
+            best = int(remaining.argmax())
+            tied = np.flatnonzero(remaining == remaining[best])
+            if len(tied) > 1:
+                best = int(tied[int(random.integers(len(tied)))])
+            order[place] = best
+            if wanted > 1:
+                remaining[best] = -np.inf
+    else:
+        shuffled = random.permutation(count)
+        order = shuffled[np.argsort(-keys[shuffled], kind="stable")][:wanted]
+    listed = np.full((1, alternatives), NO_CANDIDATE, np.int32)
+    listed_scores = np.zeros((1, alternatives), np.float32)
+    listed[0, : wanted - 1] = replica[order[1:]]
+    listed_scores[0, : wanted - 1] = scores[order[1:]]
+    decisions = DispatchDecisions(
+        replica=replica[order[:1]],
+        score=scores[order[:1]],
+        alternatives=listed,
+        alternative_scores=listed_scores,
+        candidate_counts=np.array([count], np.int64),
+    )
+    return decisions, order[:1]
+
+
+def _pick_many(
+    keys: Float32Array,
+    scores: Float32Array,
+    candidates: Candidates,
+    random: np.random.Generator,
+    alternatives: int,
+) -> tuple[DispatchDecisions, Int64Array]:
+    offsets, segment = candidates.offsets, candidates.segment
+    queries = len(candidates.queries)
+    counts = np.diff(offsets)
+    served = np.flatnonzero(counts)
+    starts = offsets[:-1][served]
+    rank = np.searchsorted(served, segment) if len(served) < queries else segment
+    remaining = keys.copy() if alternatives else keys
+    chosen = np.full((queries, alternatives + 1), -1, np.int64)
+    left = counts[served]
+    for place in range(alternatives + 1):
+        if place:
+            left = left - 1
+            if not (left > 0).any():
+                break
+        best = np.maximum.reduceat(remaining, starts)
+        tied = np.flatnonzero(remaining == best[rank])
+        # Among the tied, the first after a random shuffle of equals: a random number per tied candidate decides.
+        lottery = random.random(len(tied))
+        order = np.lexsort((lottery, rank[tied])) if len(tied) > len(served) else slice(None)
+        winners = tied[order]
+        first = np.searchsorted(rank[winners], np.arange(len(served)))
+        positions = winners[first]
+        valid = left > 0
+        chosen[served[valid], place] = positions[valid]
+        if alternatives:
+            remaining[positions] = -np.inf
+    has = chosen >= 0
+    replica = np.where(has, candidates.replica[chosen], NO_CANDIDATE).astype(np.int32)
+    listed = np.where(has, scores[chosen], np.float32(0)).astype(np.float32)
+    decisions = DispatchDecisions(
+        replica=replica[:, 0],
+        score=listed[:, 0],
+        alternatives=replica[:, 1:],
+        alternative_scores=listed[:, 1:],
+        candidate_counts=counts,
+    )
+    return decisions, chosen[:, 0]
+
+
+def no_decisions(candidates: Candidates, alternatives: int) -> tuple[DispatchDecisions, Int64Array]:
+    """What :func:`pick` returns when no query has any candidate."""
+    queries = len(candidates.queries)
+    decisions = DispatchDecisions(
+        replica=np.full(queries, NO_CANDIDATE, np.int32),
+        score=np.zeros(queries, np.float32),
+        alternatives=np.full((queries, alternatives), NO_CANDIDATE, np.int32),
+        alternative_scores=np.zeros((queries, alternatives), np.float32),
+        candidate_counts=np.zeros(queries, np.int64),
+    )
+    return decisions, np.full(queries, -1, np.int64)
+
+
+def decide(
+    policy: DispatchPolicy,
+    view: DispatchView,
+    queries: DispatchQueries,
+    ledger: Ledger,
+    now_seconds: float,
+    random: np.random.Generator,
+    *,
+    alternatives: int = 0,
+    record: bool = True,
+) -> DispatchDecisions:
+    """Mask, score, pick and count the picks, without a guard. What simulations and tests use.
+
+    Args:
+        policy: scores the candidates.
+        view: of the snapshot to decide on.
+        queries: the Q queries.
+        ledger: own picks; bound to the snapshot's topology.
+        now_seconds: on the clock of the snapshot.
+        random: the only source of randomness.
+        alternatives: K.
+        record: whether the picks count in the ledger.
+    """
+    candidates = view.candidates(queries, ledger, now_seconds)
+    if not len(candidates):
+        return no_decisions(candidates, alternatives)[0]
+    scores = policy.score(candidates, view.prepared(policy), random)
+    decisions, positions = pick(
+        scores,
+        candidates,
+        random,
+        sampling_temperature=policy.sampling_temperature,
+        alternatives=alternatives,
+    )
+    if record:
+        record_picks(candidates, positions, ledger, now_seconds)
+    return decisions
+
+
+def record_picks(candidates: Candidates, positions: Int64Array, ledger: Ledger, now_seconds: float) -> None:
+    """Counts the choices at ``positions`` of the candidate axis (-1: none) in the ledger."""
+    queries = candidates.queries
+    dispatcher = queries.dispatcher
+    payload = queries.payload_bytes
+    if len(positions) == 1 or (positions >= 0).all():
+        if len(positions) == 1 and positions[0] < 0:
+            return
+        chosen = positions
+    else:
+        made = positions >= 0
+        chosen, payload = positions[made], payload[made]
+        dispatcher = None if dispatcher is None else dispatcher[made]
+    ledger.record(
+        np.zeros(len(chosen), np.int32) if dispatcher is None else dispatcher,
+        candidates.replica[chosen],
+        candidates.link[chosen],
+        payload,
+        now_seconds + candidates.network_seconds[chosen].astype(np.float64),
+    )
