@@ -71,18 +71,18 @@ class Ledger:
 
     def record(
         self,
-        dispatcher: Int32Array,
-        replica: Int32Array,
-        link: Int32Array,
+        dispatcher: NDArray[np.integer[Any]],
+        replica: NDArray[np.integer[Any]],
+        link: NDArray[np.integer[Any]],
         payload_bytes: Float32Array,
         visible_at_seconds: Float64Array,
     ) -> None:
         """Counts P picks.
 
         Args:
-            dispatcher: int32 [P], row of the dispatcher that picked.
-            replica: int32 [P], picked replica row.
-            link: int32 [P], row of the link taken; negative: none.
+            dispatcher: integer [P], row of the dispatcher that picked.
+            replica: integer [P], picked replica row.
+            link: integer [P], row of the link taken; negative: none.
             payload_bytes: float32 [P], bytes put on the link.
             visible_at_seconds: float64 [P], when the request reaches the replica, on the clock of the snapshots.
         """

@@ -6,6 +6,8 @@ serves one request, where the candidates are a slice of a prepared block, and a 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from policy_server.cluster.ledger import Ledger
@@ -19,6 +21,8 @@ from policy_server.cluster.snapshot import (
 )
 from policy_server.features.load_table import LoadTable, TopologyTable
 from policy_server.features.schema import SCHEMA
+
+_ZERO = np.float32(0)
 
 
 class CandidateSets:
@@ -116,22 +120,79 @@ class CandidateSets:
             getattr(self, name)[: len(values)] = values
 
 
+class _Block:
+    """What a snapshot alone says of some candidates: the part of the formulas that no request changes."""
+
+    __slots__ = (
+        "base_excess_cpu",
+        "base_excess_slots",
+        "base_network_seconds",
+        "cpu_fraction",
+        "cpu_wait_scale",
+        "delay_seconds",
+        "execution_seconds",
+        "inverse_bandwidth",
+        "inverse_concurrency",
+        "link",
+        "local",
+        "node",
+        "outstanding",
+        "replica",
+        "service_and_return_seconds",
+    )
+
+    def __init__(self, table: LoadTable, sets: CandidateSets, rows: slice | Int64Array) -> None:
+        static = table.static
+        self.replica = replica = sets.replica[rows].astype(np.intp)
+        self.node = node = sets.node[rows].astype(np.intp)
+        self.link = link = sets.link[rows].astype(np.intp)
+        self.local = sets.local[rows]
+        self.delay_seconds = delay = sets.delay_seconds[rows]
+        self.inverse_bandwidth = sets.inverse_bandwidth[rows]
+        self.execution_seconds: Float32Array = static.execution_seconds[replica]
+        self.cpu_fraction: Float32Array = static.cpu_fraction[replica]
+        self.inverse_concurrency: Float32Array = static.inverse_concurrency[replica]
+        self.outstanding: Float32Array = table.outstanding[replica]
+        self.base_network_seconds: Float32Array = delay
+        if len(table.link_backlog_bytes):
+            # A candidate without a link reads the last link's backlog; its inverse bandwidth of zero cancels it.
+            self.base_network_seconds = delay + table.link_backlog_bytes[link] * self.inverse_bandwidth
+        self.base_excess_cpu: Float32Array = table.node_committed[node] + (self.cpu_fraction - np.float32(1))
+        self.base_excess_slots: Float32Array = (
+            self.outstanding + np.float32(1)
+        ) * self.inverse_concurrency - np.float32(1)
+        mean_execution = table.node_mean_execution_seconds[node]
+        self.cpu_wait_scale: Float32Array = np.where(
+            mean_execution > 0, mean_execution, self.execution_seconds
+        )
+        self.service_and_return_seconds: Float32Array = self.execution_seconds + delay
+
+
 class Candidates:
     """The candidates of a batch of queries, with what is known of each. C candidates of Q queries.
 
     Formulas, per candidate (seconds, at decision time):
 
     - ``network`` = propagation delay + (payload + link backlog + own pending bytes on the link) / bandwidth
-    - ``wait`` = max(cpu wait, slot wait), where cpu wait = max(0, committed + own pending CPU + needed CPU - 1)
-      x mean execution time of what is on the node, and slot wait = max(0, outstanding + own pending + 1 -
-      concurrency) / concurrency x execution time
+    - ``wait`` = max(CPU wait, slot wait), where CPU wait = max(0, committed + own pending CPU + needed CPU - 1)
+      x mean execution time of what is on the node (of the request itself on an empty node), and slot wait =
+      max(0, (outstanding + own pending + 1) / concurrency - 1) x execution time
     - ``completion`` = network + wait + execution + propagation delay back
 
     Attributes:
+        table: of the snapshot.
+        ledger: own picks.
         queries: the Q queries.
+        age_seconds: age of the snapshot.
         offsets: int64 [Q + 1], candidates of query q are ``offsets[q]:offsets[q + 1]``.
         segment: int64 [C], query of each candidate.
-        replica: int32 [C], node: int32 [C], link: int32 [C], local: float32 [C], delay_seconds: float32 [C].
+        network_seconds: float32 [C].
+        wait_seconds: float32 [C].
+        completion_seconds: float32 [C].
+        replica_pending: float32 [C], own pending requests of the replica.
+        node_pending_cpu: float32 [C], CPU of own pending requests, as a fraction of the node's CPU.
+        deadline_seconds: float32 [C], or one value for all.
+        dispatcher: int32 [C], or one value for all: ledger row of each candidate's query.
     """
 
     def __init__(
@@ -146,115 +207,160 @@ class Candidates:
         self.ledger = ledger
         self.queries = queries
         self.age_seconds = table.snapshot.age_seconds(now_seconds)
+        payload: Float32Array | np.float32
+        self.deadline_seconds: Float32Array | np.float32
+        self.dispatcher: Int32Array | int
         if len(queries) == 1:
-            self._take_one(table, sets)
+            block = self._block_of_one(sets)
+            count = len(block.replica)
+            self.offsets: Int64Array = np.array((0, count), np.int64)
+            self.segment: Int64Array = np.zeros(count, np.int64)
+            self.deadline_seconds = queries.deadline_seconds[0]
+            payload = queries.payload_bytes[0]
+            self.dispatcher = 0 if queries.dispatcher is None else int(queries.dispatcher[0])
+            replica_pending = ledger.replica_pending[self.dispatcher]
+            self.replica_pending: Float32Array = replica_pending[block.replica]
+            self.node_pending_cpu: Float32Array = ledger.node_pending_cpu[self.dispatcher][block.node]
         else:
-            self._take_many(table, sets)
+            block = self._block_of_many(sets)
+            self.deadline_seconds = queries.deadline_seconds[self.segment]
+            payload = queries.payload_bytes[self.segment]
+            self.dispatcher = 0 if queries.dispatcher is None else queries.dispatcher[self.segment]
+            self.replica_pending = ledger.replica_pending[self.dispatcher, block.replica]
+            self.node_pending_cpu = ledger.node_pending_cpu[self.dispatcher, block.node]
+        self._block = block
+        if len(ledger.link_pending_bytes):
+            payload = payload + ledger.link_pending_bytes[block.link]
+        self.network_seconds: Float32Array = block.base_network_seconds + payload * block.inverse_bandwidth
+        wait = block.base_excess_cpu + self.node_pending_cpu
+        np.maximum(wait, _ZERO, out=wait)
+        wait *= block.cpu_wait_scale
+        slot_wait = self.replica_pending * block.inverse_concurrency
+        slot_wait += block.base_excess_slots
+        slot_wait *= block.execution_seconds
+        np.maximum(wait, slot_wait, out=wait)
+        self.wait_seconds: Float32Array = wait
+        completion = self.network_seconds + wait
+        completion += block.service_and_return_seconds
+        self.completion_seconds: Float32Array = completion
 
-    def _take_one(self, table: LoadTable, sets: CandidateSets) -> None:
-        queries = self.queries
-        block = sets.block(int(queries.access_point[0]), int(queries.service[0]))
-        rows: slice | Int64Array = block
-        replica = sets.replica[block]
+    def _block_of_one(self, sets: CandidateSets) -> _Block:
+        queries, table = self.queries, self.table
+        access_point, service = int(queries.access_point[0]), int(queries.service[0])
+        rows = sets.block(access_point, service)
         subset = None if queries.subset is None else queries.subset[0]
-        if subset is not None or not table.all_ready:
-            allowed = table.ready[replica]
-            if subset is not None:
-                allowed &= np.isin(replica, subset)
-            if not allowed.all():
-                rows = np.flatnonzero(allowed) + block.start
-                replica = sets.replica[rows]
-        count = len(replica)
-        self.offsets: Int64Array = np.array([0, count], np.int64)
-        self.segment: Int64Array = np.zeros(count, np.int64)
-        self._deadline: Float32Array | np.float32 = queries.deadline_seconds[0]
-        self._payload: Float32Array | np.float32 = queries.payload_bytes[0]
-        self._dispatcher: Int32Array | int = 0 if queries.dispatcher is None else int(queries.dispatcher[0])
-        self._take(sets, rows, replica)
+        if subset is None:
+            block = table.blocks.get((access_point, service))
+            if block is None:
+                allowed = table.ready[sets.replica[rows]]
+                chosen = rows if allowed.all() else np.flatnonzero(allowed) + rows.start
+                block = table.blocks[access_point, service] = _Block(table, sets, chosen)
+            return block
+        replica = sets.replica[rows]
+        allowed = table.ready[replica] & np.isin(replica, subset)
+        return _Block(table, sets, np.flatnonzero(allowed) + rows.start)
 
-    def _take_many(self, table: LoadTable, sets: CandidateSets) -> None:
-        queries = self.queries
+    def _block_of_many(self, sets: CandidateSets) -> _Block:
+        queries, table = self.queries, self.table
         rows, counts = sets.blocks(queries)
         segment = np.repeat(np.arange(len(queries), dtype=np.int64), counts)
         if queries.subset is not None or not table.all_ready:
-            allowed = table.ready[sets.replica[rows]]
+            replica = sets.replica[rows]
+            allowed = table.ready[replica]
             if queries.subset is not None:
-                self._restrict(allowed, sets.replica[rows], counts)
+                _restrict(allowed, replica, counts, queries.subset)
             if not allowed.all():
                 rows, segment = rows[allowed], segment[allowed]
                 counts = np.bincount(segment, minlength=len(queries))
         self.offsets = np.concatenate(([0], np.cumsum(counts)))
         self.segment = segment
-        self._deadline = queries.deadline_seconds[segment]
-        self._payload = queries.payload_bytes[segment]
-        self._dispatcher = 0 if queries.dispatcher is None else queries.dispatcher[segment]
-        self._take(sets, rows, sets.replica[rows])
-
-    def _restrict(self, allowed: BoolArray, replica: Int32Array, counts: Int64Array) -> None:
-        stop = np.cumsum(counts)
-        for query, subset in enumerate(self.queries.subset or ()):
-            if subset is not None:
-                part = slice(int(stop[query] - counts[query]), int(stop[query]))
-                allowed[part] &= np.isin(replica[part], subset)
-
-    def _take(self, sets: CandidateSets, rows: slice | Int64Array, replica: Int32Array) -> None:
-        static, table, ledger = self.table.static, self.table, self.ledger
-        self.replica = replica
-        self.node = node = sets.node[rows]
-        self.link = link = sets.link[rows]
-        self.local = sets.local[rows]
-        self.delay_seconds = delay = sets.delay_seconds[rows]
-        inverse_bandwidth = sets.inverse_bandwidth[rows]
-        self.execution_seconds: Float32Array = static.execution_seconds[replica]
-        self.cpu_fraction: Float32Array = static.cpu_fraction[replica]
-        self.inverse_concurrency: Float32Array = static.inverse_concurrency[replica]
-        self.replica_pending: Float32Array = ledger.replica_pending[self._dispatcher, replica]
-        self.node_pending_cpu: Float32Array = ledger.node_pending_cpu[self._dispatcher, node]
-        self.committed: Float32Array = table.node_committed[node] + self.node_pending_cpu
-        self.outstanding: Float32Array = table.outstanding[replica] + self.replica_pending
-        # A candidate without a link reads the last link's backlog; its inverse bandwidth of zero cancels it.
-        if len(table.link_backlog_bytes):
-            backlog = table.link_backlog_bytes[link] + ledger.link_pending_bytes[link]
-        else:
-            backlog = np.zeros(len(link), np.float32)
-        self.network_seconds: Float32Array = delay + (self._payload + backlog) * inverse_bandwidth
-        excess_cpu = np.maximum(self.committed + self.cpu_fraction - np.float32(1), np.float32(0))
-        mean_execution = table.node_mean_execution_seconds[node]
-        cpu_wait = excess_cpu * np.where(mean_execution > 0, mean_execution, self.execution_seconds)
-        excess_slots = np.maximum((self.outstanding + np.float32(1)) * self.inverse_concurrency - 1, 0)
-        self.wait_seconds: Float32Array = np.maximum(cpu_wait, excess_slots * self.execution_seconds)
-        self.completion_seconds: Float32Array = (
-            self.network_seconds + self.wait_seconds + self.execution_seconds + delay
-        )
+        return _Block(table, sets, rows)
 
     def __len__(self) -> int:
-        return len(self.replica)
+        return len(self._block.replica)
 
     @property
-    def deadline_seconds(self) -> Float32Array | np.float32:
-        """float32 [C], or one value for all: deadline of each candidate's query."""
-        return self._deadline
+    def replica(self) -> Int64Array:
+        """int64 [C]: replica row."""
+        return self._block.replica
 
     @property
-    def dispatcher(self) -> Int32Array | int:
-        """int32 [C], or one value for all: ledger row of each candidate's query."""
-        return self._dispatcher
+    def node(self) -> Int64Array:
+        """int64 [C]: node row."""
+        return self._block.node
+
+    @property
+    def link(self) -> Int64Array:
+        """int64 [C]: row of the link from the request's access point, ``NO_LINK`` for its own nodes."""
+        return self._block.link
+
+    @property
+    def local(self) -> Float32Array:
+        """float32 [C]: 1 for nodes of the request's own access point, else 0."""
+        return self._block.local
+
+    @property
+    def delay_seconds(self) -> Float32Array:
+        """float32 [C]: one-way propagation delay."""
+        return self._block.delay_seconds
+
+    @property
+    def execution_seconds(self) -> Float32Array:
+        """float32 [C]: execution time on the candidate's node."""
+        return self._block.execution_seconds
+
+    @property
+    def cpu_fraction(self) -> Float32Array:
+        """float32 [C]: CPU the request holds, as a fraction of the node's CPU."""
+        return self._block.cpu_fraction
+
+    @property
+    def inverse_concurrency(self) -> Float32Array:
+        """float32 [C]: 1 / requests the replica runs at once."""
+        return self._block.inverse_concurrency
+
+    @property
+    def committed(self) -> Float32Array:
+        """float32 [C]: CPU committed on the node, own pending picks included, as a fraction of its CPU."""
+        block = self._block
+        committed: Float32Array = (
+            block.base_excess_cpu - (block.cpu_fraction - np.float32(1))
+        ) + self.node_pending_cpu
+        return committed
+
+    @property
+    def outstanding(self) -> Float32Array:
+        """float32 [C]: requests queued and running at the replica, own pending picks included."""
+        return self._block.outstanding + self.replica_pending
 
     def features(self) -> Float32Array:
         """float32 [C, len(SCHEMA.request)]: what a model sees of each candidate beyond the encoded snapshot."""
-        deadline = self._deadline
-        values = np.empty((len(self.replica), len(SCHEMA.request)), np.float32)
+        block, deadline = self._block, self.deadline_seconds
+        values = np.empty((len(block.replica), len(SCHEMA.request)), np.float32)
         slack = deadline - self.completion_seconds
         values[:, 0] = self.network_seconds
-        values[:, 1] = self.delay_seconds
+        values[:, 1] = block.delay_seconds
         values[:, 2] = self.wait_seconds
         values[:, 3] = self.completion_seconds
         values[:, 4] = slack
         values[:, 5] = slack / deadline
         values[:, 6] = self.node_pending_cpu
-        values[:, 7] = self.replica_pending * self.inverse_concurrency
-        values[:, 8] = self.committed
+        values[:, 7] = self.replica_pending * block.inverse_concurrency
+        values[:, 8] = block.base_excess_cpu + self.node_pending_cpu
         values[:, 9] = deadline
         values[:, 10] = self.age_seconds
-        values[:, 11] = self.local
+        values[:, 11] = block.local
         return values
+
+
+def _restrict(
+    allowed: BoolArray,
+    replica: Int32Array,
+    counts: Int64Array,
+    subsets: Sequence[Int32Array | None],
+) -> None:
+    stop = np.cumsum(counts)
+    for query, subset in enumerate(subsets):
+        if subset is not None:
+            part = slice(int(stop[query] - counts[query]), int(stop[query]))
+            allowed[part] &= np.isin(replica[part], subset)

@@ -13,6 +13,7 @@ Formulas (our choice; the papers leave the features' exact form open):
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -100,11 +101,13 @@ class LoadTable:
         link_backlog_bytes: [L].
         service_demand_millicores: float64 [systems * W], CPU demand of each service in each system.
         service_ready: float64 [systems * W], ready replicas of each service in each system.
+        blocks: what :mod:`policy_server.features.candidates` keeps per pair of access point and service.
     """
 
     def __init__(self, snapshot: Snapshot, static: TopologyTable) -> None:
         self.snapshot = snapshot
         self.static = static
+        self.blocks: dict[tuple[int, int], Any] = {}
         topology, load = snapshot.topology, snapshot.load
         self.ready: BoolArray = load.replica_state == ReplicaState.READY
         self.all_ready = bool(self.ready.all())

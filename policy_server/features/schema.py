@@ -70,7 +70,7 @@ SCHEMA = FeatureSchema(
         "slack_fraction",
         "pending_cpu_fraction",
         "pending_per_slot",
-        "cpu_committed_fraction",
+        "excess_cpu_fraction",
         "deadline_seconds",
         "snapshot_age_seconds",
         "is_local",

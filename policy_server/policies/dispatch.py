@@ -8,17 +8,19 @@ and picking are code on plain arrays, never operators of a model graph, because 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from policy_server.cluster.ledger import Ledger
 from policy_server.cluster.queries import DispatchQueries
-from policy_server.cluster.snapshot import Float32Array, Int32Array, Int64Array, Snapshot
+from policy_server.cluster.snapshot import Float32Array, Int64Array, Snapshot
 from policy_server.features.candidates import Candidates, CandidateSets
 from policy_server.features.load_table import LoadTable, TopologyTable
 
 NO_CANDIDATE = -1
+_SORT_ALL_UP_TO = 64
 
 
 @runtime_checkable
@@ -69,16 +71,16 @@ class DispatchDecisions:
     """Decisions for Q queries, with up to K alternatives each.
 
     Attributes:
-        replica: int32 [Q], chosen replica row, ``NO_CANDIDATE`` where none is allowed.
+        replica: int64 [Q], chosen replica row, ``NO_CANDIDATE`` where none is allowed.
         score: float32 [Q], its score; 0 where there is none.
-        alternatives: int32 [Q, K], replica rows, best first, padded with ``NO_CANDIDATE``.
+        alternatives: int64 [Q, K], replica rows, best first, padded with ``NO_CANDIDATE``.
         alternative_scores: float32 [Q, K].
         candidate_counts: int64 [Q].
     """
 
-    replica: Int32Array
+    replica: Int64Array
     score: Float32Array
-    alternatives: Int32Array
+    alternatives: Int64Array
     alternative_scores: Float32Array
     candidate_counts: Int64Array
 
@@ -155,32 +157,42 @@ def _pick_one(
     count = len(keys)
     replica = candidates.replica
     wanted = min(alternatives + 1, count)
-    if wanted <= 4 < count:
-        remaining = keys.copy() if wanted > 1 else keys
-        order = np.empty(wanted, np.int64)
-        for place in range(wanted):
-            best = int(remaining.argmax())
-            tied = np.flatnonzero(remaining == remaining[best])
-            if len(tied) > 1:
-                best = int(tied[int(random.integers(len(tied)))])
-            order[place] = best
-            if wanted > 1:
-                remaining[best] = -np.inf
-    else:
-        shuffled = random.permutation(count)
-        order = shuffled[np.argsort(-keys[shuffled], kind="stable")][:wanted]
-    listed = np.full((1, alternatives), NO_CANDIDATE, np.int32)
-    listed_scores = np.zeros((1, alternatives), np.float32)
-    listed[0, : wanted - 1] = replica[order[1:]]
-    listed_scores[0, : wanted - 1] = scores[order[1:]]
+    order = _best_first(keys, wanted, random)
+    listed, listed_scores = replica[order], scores[order]
+    if wanted <= alternatives:
+        missing = alternatives + 1 - wanted
+        listed = np.concatenate((listed, np.full(missing, NO_CANDIDATE)))
+        listed_scores = np.concatenate((listed_scores, np.zeros(missing, np.float32)))
     decisions = DispatchDecisions(
-        replica=replica[order[:1]],
-        score=scores[order[:1]],
-        alternatives=listed,
-        alternative_scores=listed_scores,
+        replica=listed[:1],
+        score=listed_scores[:1],
+        alternatives=listed[None, 1:],
+        alternative_scores=listed_scores[None, 1:],
         candidate_counts=np.array([count], np.int64),
     )
     return decisions, order[:1]
+
+
+def _best_first(keys: Float32Array, wanted: int, random: np.random.Generator) -> Int64Array:
+    """Positions of the ``wanted`` largest keys, best first, equal keys in random order."""
+    if wanted == 1:
+        best = keys.argmax()
+        tied = np.flatnonzero(keys == keys[best])
+        if len(tied) == 1:
+            return tied
+        return tied[random.integers(len(tied), size=1)]
+    order: Int64Array
+    if len(keys) > _SORT_ALL_UP_TO and wanted < len(keys):
+        # One more than wanted, so that a tie across the border is seen.
+        largest = np.argpartition(keys, len(keys) - wanted - 1)[len(keys) - wanted - 1 :]
+        order = largest[np.argsort(-keys[largest])]
+    else:
+        order = np.argsort(-keys)
+    top = keys[order[: wanted + 1]].tolist()
+    if any(first == second for first, second in pairwise(top)):
+        contenders = random.permutation(np.flatnonzero(keys >= top[wanted - 1]))
+        order = contenders[np.argsort(-keys[contenders], kind="stable")]
+    return order[:wanted]
 
 
 def _pick_many(
@@ -217,7 +229,7 @@ def _pick_many(
         if alternatives:
             remaining[positions] = -np.inf
     has = chosen >= 0
-    replica = np.where(has, candidates.replica[chosen], NO_CANDIDATE).astype(np.int32)
+    replica = np.where(has, candidates.replica[chosen], NO_CANDIDATE)
     listed = np.where(has, scores[chosen], np.float32(0)).astype(np.float32)
     decisions = DispatchDecisions(
         replica=replica[:, 0],
@@ -233,9 +245,9 @@ def no_decisions(candidates: Candidates, alternatives: int) -> tuple[DispatchDec
     """What :func:`pick` returns when no query has any candidate."""
     queries = len(candidates.queries)
     decisions = DispatchDecisions(
-        replica=np.full(queries, NO_CANDIDATE, np.int32),
+        replica=np.full(queries, NO_CANDIDATE, np.int64),
         score=np.zeros(queries, np.float32),
-        alternatives=np.full((queries, alternatives), NO_CANDIDATE, np.int32),
+        alternatives=np.full((queries, alternatives), NO_CANDIDATE, np.int64),
         alternative_scores=np.zeros((queries, alternatives), np.float32),
         candidate_counts=np.zeros(queries, np.int64),
     )
