@@ -391,6 +391,7 @@ def _check_topology(topology: Topology) -> None:
         ("replicas.concurrency", replicas.concurrency, True),
         ("links.delay_seconds", links.delay_seconds, False),
         ("links.bandwidth_bytes_per_second", links.bandwidth_bytes_per_second, True),
+        ("local_delay_seconds", np.array([topology.local_delay_seconds]), False),
     ):
         check_finite(label, values, positive=positive)
     if len(links.source) and bool((links.source == links.target).any()):
@@ -419,7 +420,7 @@ def _check_load(topology: Topology, load: Load) -> None:
         if values.shape != shape:
             raise SnapshotError(f"{name}: shape {values.shape}, expected {shape}; give one value per row")
         if name == "replica_latency_seconds":
-            values = values[~np.isnan(values)]
+            values = np.where(np.isnan(values), 0, values)
         check_finite(name, values)
 
 

@@ -7,6 +7,7 @@ serves one request, where the candidates are a slice of a prepared block, and a 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -333,6 +334,7 @@ class Candidates:
         """float32 [C]: requests queued and running at the replica, own pending picks included."""
         return self._block.outstanding + self.replica_pending
 
+    @cached_property
     def features(self) -> Float32Array:
         """float32 [C, len(SCHEMA.request)]: what a model sees of each candidate beyond the encoded snapshot."""
         block, deadline = self._block, self.deadline_seconds

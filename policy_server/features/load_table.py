@@ -204,9 +204,13 @@ class LoadTable:
         on_edge = ~static.node_is_cloud[replicas.node] & self.ready
         edge_replicas = np.bincount(static.service_system[on_edge], minlength=len(self.service_ready))
         system_cpu = np.bincount(
-            topology.access_points.system[topology.nodes.access_point], weights=topology.nodes.cpu_millicores
+            topology.access_points.system[topology.nodes.access_point],
+            weights=topology.nodes.cpu_millicores,
+            minlength=topology.system_count,
         )
-        demand = self.service_demand_millicores.reshape(len(system_cpu), -1) / system_cpu[:, None]
+        # A system without nodes has no replica that asks for its row.
+        row_cpu = np.repeat(np.maximum(system_cpu, 1.0), len(topology.services.names))
+        demand = self.service_demand_millicores / row_cpu
         known = ~np.isnan(load.replica_latency_seconds)
         return np.column_stack(
             (
@@ -216,7 +220,7 @@ class LoadTable:
                 np.log1p(replicas.concurrency),
                 np.where(known, load.replica_latency_seconds, 0),
                 known,
-                demand.ravel()[static.service_system],
+                demand[static.service_system],
                 np.log1p(edge_replicas)[static.service_system],
             )
         ).astype(np.float32)

@@ -62,6 +62,8 @@ class _FallbackReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Fallba
     """The model failed repeatedly and is not asked for a while."""
     FALLBACK_REASON_NO_MODEL: _FallbackReason.ValueType  # 6
     """No model is loaded under the requested name."""
+    FALLBACK_REASON_NON_FINITE_INPUT: _FallbackReason.ValueType  # 7
+    """A feature was NaN or infinite; it was imputed and the fallback answered."""
 
 class FallbackReason(_FallbackReason, metaclass=_FallbackReasonEnumTypeWrapper):
     """Why the fallback policy answered."""
@@ -79,6 +81,8 @@ FALLBACK_REASON_CIRCUIT_OPEN: FallbackReason.ValueType  # 5
 """The model failed repeatedly and is not asked for a while."""
 FALLBACK_REASON_NO_MODEL: FallbackReason.ValueType  # 6
 """No model is loaded under the requested name."""
+FALLBACK_REASON_NON_FINITE_INPUT: FallbackReason.ValueType  # 7
+"""A feature was NaN or infinite; it was imputed and the fallback answered."""
 Global___FallbackReason: _TypeAlias = FallbackReason  # noqa: Y015
 
 @_typing.final

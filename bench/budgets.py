@@ -1,0 +1,70 @@
+"""What the service promises, as limits on measured figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Budget:
+    """One limit.
+
+    Attributes:
+        figure: Path of the figure in the report, such as ``ratio.p50``.
+        limit: The limit.
+        is_upper: Whether the figure must not be above (else: not below) the limit.
+    """
+
+    figure: str
+    limit: float
+    is_upper: bool = True
+
+    def holds(self, value: float) -> bool:
+        """Whether the value keeps to the limit."""
+        return value <= self.limit if self.is_upper else value >= self.limit
+
+    def __str__(self) -> str:
+        return f"{'<=' if self.is_upper else '>='} {self.limit:,g}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A budget beside the figure it limits.
+
+    Attributes:
+        value: What was measured.
+        limit: What was promised.
+        is_upper: Whether the limit is an upper one.
+        held: Whether the value keeps to it.
+    """
+
+    value: float
+    limit: float
+    is_upper: bool
+    held: bool
+
+
+DISPATCH_BUDGETS = (
+    Budget("ratio.p50", 1.2),
+    Budget("ratio.p99", 1.4),
+    Budget("ratio.throughput", 0.8, is_upper=False),
+    Budget("in_process.10.p50_us", 40.0),
+    Budget("in_process.100.p50_us", 70.0),
+    Budget("in_process.1000.p50_us", 350.0),
+    Budget("batch.decisions_per_second", 200_000.0, is_upper=False),
+)
+BUDGETED_CANDIDATES = 10
+"""Number of candidates the ratios' budgets are meant for."""
+
+
+def judge(budgets: tuple[Budget, ...], document: Mapping[str, object]) -> dict[str, Verdict]:
+    """Verdicts by figure, for those budgets whose figure the document holds."""
+    verdicts = {}
+    for budget in budgets:
+        value: object = document
+        for key in budget.figure.split("."):
+            value = value.get(key) if isinstance(value, Mapping) else None
+        if isinstance(value, float):
+            verdicts[budget.figure] = Verdict(value, budget.limit, budget.is_upper, budget.holds(value))
+    return verdicts

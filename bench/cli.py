@@ -1,0 +1,273 @@
+"""The console command ``policy-bench``."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+
+from bench.flavours import COMPARED_FLAVOURS, SERVER_FLAVOUR, Flavour, parse_flavour
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from bench.latency import OnStep
+
+
+class _FlavourType(click.ParamType[Flavour]):
+    name = "flavour"
+
+    def convert(
+        self, value: str | Flavour, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Flavour:
+        if isinstance(value, Flavour):
+            return value
+        try:
+            return parse_flavour(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+def _checked_address(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
+    if value is not None:
+        host, _, port = value.rpartition(":")
+        if not host or not port.isdecimal():
+            raise click.BadParameter(f"{value!r} is not HOST:PORT", context, option)
+    return value
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Measure the policy server: latency and throughput, side by side with a bare echo server."""
+    # As SIGINT: every server that was started is stopped on the way out.
+    signal.signal(signal.SIGTERM, _terminate)
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON on standard output.")
+@click.option(
+    "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the JSON report to this file."
+)
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Draw latency by percentile (PNG, SVG, PDF).",
+)
+@click.option(
+    "--address",
+    metavar="HOST:PORT",
+    callback=_checked_address,
+    help="Measure a server that already runs, on the state it holds.",
+)
+@click.option(
+    "--replace-state", is_flag=True, help="With --address: replace the server's state by the benchmark's."
+)
+@click.option(
+    "--models",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Directory of model bundles.  [default: those shipped with the package]",
+)
+@click.option("--policy", default="", help="Policy to ask for.  [default: the active one]")
+@click.option(
+    "--repetitions", type=click.IntRange(1), default=10, show_default=True, help="Of the closed loops."
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0.05),
+    default=0.5,
+    show_default=True,
+    help="Length of one closed loop.",
+)
+@click.option(
+    "--rate",
+    type=click.FloatRange(1),
+    default=500.0,
+    show_default=True,
+    help="Requests per second of the open loop.",
+)
+@click.option(
+    "--open-loop-seconds",
+    type=click.FloatRange(0.1),
+    default=1.5,
+    show_default=True,
+    help="Length of one of the three open loops.",
+)
+@click.argument("server_arguments", nargs=-1, type=click.UNPROCESSED)
+def latency(
+    as_json: bool,
+    output: Path | None,
+    plot: Path | None,
+    address: str | None,
+    replace_state: bool,
+    models: Path | None,
+    policy: str,
+    repetitions: int,
+    seconds: float,
+    rate: float,
+    open_loop_seconds: float,
+    server_arguments: tuple[str, ...],
+) -> None:
+    """Compare Dispatch with a bare echo server of the same stack and message sizes.
+
+    Starts `policy-server serve` (SERVER_ARGUMENTS after a -- are passed on to it) and an echo server, and measures
+    both in turns: one caller, saturated, and at a fixed rate with latency from the scheduled time. Exits with 1
+    when a run is void and its figures would mislead.
+    """
+    from functools import partial
+
+    from bench.commands import policy_server_command
+    from bench.in_process import measure_policy
+    from bench.latency import LatencySettings
+    from bench.latency_run import run_latency, running_server, started_server
+    from bench.tables import latency_tables
+
+    if replace_state and address is None:
+        raise click.UsageError("--replace-state needs --address")
+    if address is not None and (server_arguments or models is not None):
+        raise click.UsageError("--models and arguments for the server make no sense with --address")
+    settings = LatencySettings(
+        repetitions=repetitions,
+        seconds=seconds,
+        open_loop_seconds=open_loop_seconds,
+        open_loop_requests_per_second=rate,
+    )
+    with _errors_reported():
+        with _progress(settings.steps + 1) as on_step:
+            if address is None:
+                command = partial(policy_server_command, models=models, arguments=server_arguments)
+                with started_server(command, policy) as dispatch:
+                    run = run_latency(dispatch, settings, on_step, partial(measure_policy, models=models))
+            else:
+                dispatch = running_server(address, policy, replace_state=replace_state)
+                run = run_latency(dispatch, settings, on_step)
+        document = json.dumps(run.report.document(), indent=2)
+        if output is not None:
+            output.write_text(document + "\n", encoding="utf-8")
+        if plot is not None:
+            from bench.plot import plot_latency
+
+            plot_latency(run, plot)
+    if as_json:
+        click.echo(document)
+    else:
+        _print(latency_tables(run.report))
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON on standard output.")
+@click.option(
+    "--flavour",
+    "flavours",
+    type=_FlavourType(),
+    multiple=True,
+    help="aio, aio-uvloop or threads-N; may be repeated.  [default: a selection]",
+)
+@click.option(
+    "--work",
+    "works",
+    type=click.FloatRange(0),
+    multiple=True,
+    default=(0.0, 60.0),
+    show_default=True,
+    help="CPU microseconds a handler works per request; may be repeated.",
+)
+@click.option("--repetitions", type=click.IntRange(1), default=5, show_default=True)
+def flavours(
+    as_json: bool, flavours: tuple[Flavour, ...], works: tuple[float, ...], repetitions: int
+) -> None:
+    """Compare the kinds of Python gRPC server: asyncio, asyncio on uvloop, thread pools."""
+    from bench.flavour_comparison import compare_flavours, comparison_steps
+    from bench.tables import flavour_table
+
+    chosen = flavours or COMPARED_FLAVOURS
+    with _errors_reported(), _progress(comparison_steps(chosen, works, repetitions)) as on_step:
+        figures = compare_flavours(chosen, works, repetitions, on_step)
+    if as_json:
+        click.echo(json.dumps({"flavours": [asdict(row) for row in figures]}, indent=2))
+    else:
+        _print(flavour_table(figures))
+
+
+@main.command()
+@click.option("--port", type=click.IntRange(1, 65535), required=True, help="Loopback port to listen on.")
+@click.option("--flavour", type=_FlavourType(), default=SERVER_FLAVOUR.name, show_default=True)
+@click.option("--response-hex", metavar="HEX", help="Serialized DispatchResponse to answer with.")
+@click.option(
+    "--work-microseconds",
+    type=click.FloatRange(0),
+    default=0.0,
+    show_default=True,
+    help="CPU time to spend before each response.",
+)
+def echo(port: int, flavour: Flavour, response_hex: str | None, work_microseconds: float) -> None:
+    """Serve the bare echo server until SIGTERM, to measure it with other tools."""
+    from google.protobuf.message import DecodeError
+
+    from bench.echo import EXAMPLE_RESPONSE, response_builder, serve_echo, with_work
+    from policy_server.proto.policy.v1.dispatch_service_pb2 import DispatchResponse
+
+    try:
+        template = EXAMPLE_RESPONSE
+        if response_hex is not None:
+            template = DispatchResponse.FromString(bytes.fromhex(response_hex))
+    except (ValueError, DecodeError) as error:
+        raise click.BadParameter(
+            f"not a serialized DispatchResponse: {error}", param_hint="--response-hex"
+        ) from None
+    try:
+        serve_echo(flavour, f"127.0.0.1:{port}", with_work(response_builder(template), work_microseconds))
+    except RuntimeError as error:
+        # gRPC's way to tell that an address cannot be bound.
+        raise click.ClickException(str(error)) from error
+
+
+@contextmanager
+def _errors_reported() -> Iterator[None]:
+    """Turns what can go wrong in a run into a message and exit code 1."""
+    from bench.load.errors import LoadError
+    from bench.server_process import ServerError
+
+    try:
+        yield
+    except (LoadError, ServerError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+@contextmanager
+def _progress(steps: int) -> Iterator[OnStep]:
+    """A progress bar on standard error; yields the function that advances it to the next step."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("starting", total=steps)
+        started = False
+
+        def on_step(description: str) -> None:
+            nonlocal started
+            progress.update(task, description=description, advance=1 if started else 0)
+            started = True
+
+        yield on_step
+
+
+def _print(tables: RenderableType) -> None:
+    from rich.console import Console
+
+    Console().print(tables)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Model bundles that ship with the package: ``<policy>/<version>/``."""

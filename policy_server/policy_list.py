@@ -1,0 +1,65 @@
+"""The policies a server would know, for the shell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from policy_server.policies.heuristics import HEURISTIC_DISPATCH_NAMES
+from policy_server.runtime.bundle import BundleError, find_bundles
+
+
+@dataclass(frozen=True)
+class ListedPolicy:
+    """One policy.
+
+    Attributes:
+        name: to ask for.
+        version: of the bundle; empty for a heuristic.
+        kind: ``model`` or ``heuristic``.
+        path: of the bundle; empty for a heuristic.
+        refused: why the bundle would not be loaded; empty if it would.
+    """
+
+    name: str
+    version: str
+    kind: str
+    path: str = ""
+    refused: str = ""
+
+
+def list_policies(models: Path | None) -> list[ListedPolicy]:
+    """Every bundle, latest version first, then every heuristic.
+
+    Raises:
+        click.ClickException: there is no directory of models.
+    """
+    try:
+        found = find_bundles(models)
+    except BundleError as error:
+        raise click.ClickException(str(error)) from None
+    listed = []
+    for locations in found.values():
+        for location in locations:
+            refused = ""
+            try:
+                location.load()
+            except BundleError as error:
+                refused = str(error)
+            listed.append(
+                ListedPolicy(location.policy, location.version, "model", str(location.path), refused)
+            )
+    return [*listed, *(ListedPolicy(name, "", "heuristic") for name in HEURISTIC_DISPATCH_NAMES)]
+
+
+def print_policies(listed: list[ListedPolicy]) -> None:
+    """Prints policies as a table."""
+    table = Table("policy", "version", "kind", "state")
+    for entry in listed:
+        state = f"refused: {entry.refused}" if entry.refused else "ready"
+        table.add_row(entry.name, entry.version, entry.kind, state)
+    Console().print(table)

@@ -1,0 +1,220 @@
+"""The life of a server: start up, serve, drain, stop.
+
+After SIGTERM the server reports itself as not ready at once and goes on accepting calls for the drain delay, until
+every balancer has noticed. Then it refuses new calls, lets those in flight finish within the grace period, flushes
+telemetry within its own limit, and ends with status 0. A second signal ends the process on the spot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import grpc
+
+from policy_server.api.dispatch_logic import DispatchLimits, DispatchLogic
+from policy_server.api.grpc_server import SERVICE_NAMES, add_services, listen, server_options
+from policy_server.api.health import Health
+from policy_server.api.rpc import RpcServices
+from policy_server.cluster.snapshot import Snapshot
+from policy_server.cluster.state_source import StateSource, state_source
+from policy_server.cluster.state_store import StateStore
+from policy_server.policies.dispatch import DispatchView
+from policy_server.policies.guard import GuardObserver, GuardSettings
+from policy_server.runtime.registry import PolicyRegistry
+from policy_server.settings import Settings
+from policy_server.telemetry.export import Telemetry, start_telemetry
+from policy_server.telemetry.metrics import ServerGauges, ServerMetrics
+from policy_server.telemetry.spans import DecisionObserver, ProblemSpans
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class PolicyServer:
+    """A server for one event loop.
+
+    Args:
+        settings: resolved.
+
+    Attributes:
+        address: ``host:port`` it listens on, once started.
+        registry: the policies, once started.
+        store: the state, once started.
+        telemetry: what was started of it, once started.
+    """
+
+    address: str
+    registry: PolicyRegistry
+    store: StateStore[DispatchView]
+    telemetry: Telemetry
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._health = Health(SERVICE_NAMES)
+        self._metrics = ServerMetrics()
+        self._source_stopped = threading.Event()
+        self._should_exit = asyncio.Event()
+        self._drains = True
+        self._stopping = False
+
+    @property
+    def in_flight(self) -> int:
+        """Dispatch requests being handled."""
+        return self._logic.in_flight
+
+    async def serve(self, announce: Callable[[PolicyServer], None]) -> None:
+        """Starts, calls ``announce`` when the server is listening, and serves until a signal asks it to stop."""
+        self._install_signal_handlers()
+        await self.startup()
+        # What was loaded stays; the garbage collector need not look at it again and again.
+        gc.collect()
+        gc.freeze()
+        announce(self)
+        await self._should_exit.wait()
+        await self.shutdown(drain=self._drains)
+
+    async def startup(self) -> None:
+        """Loads the policies, then opens the port.
+
+        Raises:
+            OSError: the address cannot be bound.
+            BundleError: there is no directory of models.
+            UnknownPolicyError: the active policy, or the fallback, is not known.
+            StateSourceError: the state source cannot be had.
+            TelemetryError: the metrics port cannot be bound.
+        """
+        settings = self.settings
+        source = None
+        if settings.state_source is not None:
+            source = state_source(settings.state_source, settings.state_options)
+        self._server = grpc.aio.server(
+            options=server_options(
+                maximum_message_bytes=settings.max_message_bytes,
+                maximum_connection_age_seconds=settings.max_connection_age_seconds,
+            )
+        )
+        port = listen(self._server, settings.host, settings.port)
+        self.address = f"{settings.host}:{port}"
+        self.telemetry = start_telemetry(
+            self._metrics,
+            self._gauges(),
+            prometheus_host=settings.metrics_host,
+            prometheus_port=settings.metrics_port,
+        )
+        spans = ProblemSpans(self.telemetry.tracer, enabled=self.telemetry.tracing)
+        self.registry = _load_policies(settings, DecisionObserver(self._metrics, spans))
+        self.store = StateStore(self._prepare)
+        self._logic = DispatchLogic(
+            self.store,
+            self.registry,
+            self._metrics,
+            limits=_limits(settings),
+            batch_window_seconds=settings.batch_window_seconds,
+        )
+        await self._health.start()
+        self._services = RpcServices(self._server, self._metrics, spans)
+        add_services(
+            self._services, self._logic, self.store, self._health, with_reflection=settings.reflection
+        )
+        await self._server.start()
+        if source is None:
+            await self._health.set_ready(True)
+        else:
+            self._start_source(source)
+
+    async def shutdown(self, *, drain: bool = True) -> None:
+        """Stops in good order.
+
+        Args:
+            drain: whether to go on accepting calls for the drain delay first.
+        """
+        settings = self.settings
+        self._stopping = True
+        await self._health.set_ready(False)
+        if drain:
+            await asyncio.sleep(settings.drain_seconds)
+        self._services.streams.finish()
+        await self._server.stop(settings.grace_seconds)
+        self._source_stopped.set()
+        if not self.telemetry.shutdown(settings.flush_seconds):
+            _LOGGER.warning("telemetry did not leave within %g s; some is lost", settings.flush_seconds)
+
+    def _install_signal_handlers(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self._should_exit.is_set():
+            os._exit(128 + number)
+        # Whoever presses Ctrl-C has no balancer to wait for.
+        self._drains = number == signal.SIGTERM
+        self._should_exit.set()
+
+    def _prepare(self, snapshot: Snapshot, previous: DispatchView | None) -> DispatchView:
+        view = DispatchView(snapshot, previous)
+        self.registry.get().prepare(view)
+        return view
+
+    def _gauges(self) -> ServerGauges:
+        return ServerGauges(
+            state_age_seconds=lambda: self.store.age_seconds(),
+            pending_picks=lambda: math.nan if self.store.held is None else self.store.held.ledger.pending,
+            in_flight=lambda: self.in_flight,
+        )
+
+    def _start_source(self, source: StateSource) -> None:
+        loop = asyncio.get_running_loop()
+
+        def publish(snapshot: Snapshot) -> None:
+            if not self._source_stopped.is_set():
+                loop.call_soon_threadsafe(self._take_in, snapshot)
+
+        def run() -> None:
+            try:
+                source.run(publish, self._source_stopped)
+            except Exception:
+                _LOGGER.exception(
+                    "state source %s failed; the state ages from now on", self.settings.state_source
+                )
+
+        threading.Thread(target=run, name="state source", daemon=True).start()
+
+    def _take_in(self, snapshot: Snapshot) -> None:
+        age_seconds = snapshot.age_seconds(time.monotonic())
+        self.store.replace(snapshot.topology, snapshot.load, age_seconds=age_seconds)
+        if not self._health.ready and not self._stopping:
+            self._becoming_ready = asyncio.ensure_future(self._health.set_ready(True))
+
+
+def _load_policies(settings: Settings, observer: GuardObserver) -> PolicyRegistry:
+    registry = PolicyRegistry(
+        settings.models,
+        active=settings.policy or settings.fallback,
+        fallback=settings.fallback,
+        settings=GuardSettings(
+            maximum_state_age_seconds=settings.stale_after_seconds,
+            budget_seconds=settings.model_budget_seconds,
+        ),
+        observer=observer,
+    )
+    if settings.policy is None and registry.bundles:
+        registry.set_active(next(iter(registry.bundles)))
+    return registry
+
+
+def _limits(settings: Settings) -> DispatchLimits:
+    return DispatchLimits(
+        inline_candidates=settings.max_inline_candidates,
+        subset_endpoints=settings.max_subset_endpoints,
+        batch_requests=settings.max_batch_requests,
+        in_flight=settings.max_in_flight,
+        retry_after_milliseconds=settings.retry_pushback_milliseconds,
+    )

@@ -1,0 +1,58 @@
+"""What a server derived from its settings and its machine, for whoever reads its log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.metadata import version
+
+from policy_server.policies.heuristics import HEURISTIC_DISPATCH_NAMES
+from policy_server.runtime.cpu_budget import read_cpu_budget
+from policy_server.runtime.registry import PolicyRegistry
+from policy_server.server import PolicyServer
+
+
+def startup_report(server: PolicyServer) -> str:
+    """A block of aligned lines."""
+    rows = list(_rows(server))
+    width = max(len(label) for label, _ in rows)
+    lines = [f"policy-server {version('policy-server')}"]
+    lines += [f"  {label:<{width}}  {text}" for label, text in rows]
+    return "\n".join(lines)
+
+
+def _rows(server: PolicyServer) -> Iterator[tuple[str, str]]:
+    settings, registry, telemetry = server.settings, server.registry, server.telemetry
+    yield "address", server.address
+    yield "policy", _policy(registry)
+    yield "fallback", settings.fallback
+    yield "models", _models(registry)
+    for failure in registry.last_reload.failures:
+        yield "refused", str(failure)
+    yield "heuristics", ", ".join(HEURISTIC_DISPATCH_NAMES)
+    yield "CPU", read_cpu_budget().describe()
+    yield "threads", "1 for calls and decisions, 1 per model session"
+    yield "state", f"from {settings.state_source}" if settings.state_source else "as reported by ReportState"
+    yield (
+        "limits",
+        f"{settings.max_message_bytes} bytes a message, {settings.max_inline_candidates} inline candidates, "
+        f"{settings.max_batch_requests} requests a batch, {settings.max_in_flight} in flight",
+    )
+    yield (
+        "model guard",
+        f"budget {settings.model_budget_seconds:g} s, state stale after {settings.stale_after_seconds:g} s",
+    )
+    port = telemetry.prometheus_port
+    yield "metrics", "off" if port is None else f"http://{settings.metrics_host}:{port}/metrics"
+    yield "traces", "to the collector" if telemetry.tracing else "off"
+
+
+def _policy(registry: PolicyRegistry) -> str:
+    active = registry.get()
+    if active.degraded:
+        return f"{active.name}, of which no version could be loaded: the fallback answers"
+    return f"{active.name} {active.version}"
+
+
+def _models(registry: PolicyRegistry) -> str:
+    loaded = [f"{name} {bundle.manifest.version}" for name, bundle in registry.bundles.items()]
+    return ", ".join(loaded) or "none"

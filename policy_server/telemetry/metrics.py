@@ -1,0 +1,221 @@
+"""What the server counts, and under which names it is exported.
+
+Names and attributes follow OpenTelemetry's semantic conventions (RPC metrics of version 1.38) or carry the prefix
+``policy.``. Attributes take few values; an endpoint, node or request never is one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from opentelemetry.metrics import CallbackOptions, Meter, Observation
+
+from policy_server.policies.guard import DecisionOrigin, FallbackReason
+from policy_server.telemetry.durations import (
+    CALL_BOUNDS_SECONDS,
+    DECISION_BOUNDS_SECONDS,
+    DurationHistogram,
+)
+
+Attributes = Mapping[str, str]
+CallKey = tuple[str, str]
+Gauge = Callable[[], float]
+
+CALL_DURATION = "rpc.server.call.duration"
+DECISION_DURATION = "policy.decision.duration"
+
+
+@dataclass(slots=True)
+class DecisionSeries:
+    """Decisions of one origin: how many, and how long each call of the policy took."""
+
+    decisions: int = 0
+    durations: DurationHistogram = field(default_factory=lambda: DurationHistogram(DECISION_BOUNDS_SECONDS))
+
+
+@dataclass(frozen=True, slots=True)
+class DurationSeries:
+    """One exported histogram: its name, and a data point per set of attributes."""
+
+    name: str
+    description: str
+    points: tuple[tuple[Attributes, DurationHistogram], ...]
+
+
+class ServerMetrics:
+    """Counts of one server. Written on the event loop, read by exporters on their own threads."""
+
+    def __init__(self) -> None:
+        self._calls: dict[CallKey, DurationHistogram] = {}
+        self._decisions: dict[DecisionOrigin, DecisionSeries] = {}
+        self._fallbacks: Counter[tuple[str, FallbackReason]] = Counter()
+        self._non_finite_outputs: Counter[str] = Counter()
+        self._non_finite_inputs: Counter[str] = Counter()
+        self._overruns: Counter[str] = Counter()
+        self._breaker_openings: Counter[str] = Counter()
+        self._shed = 0
+
+    def call(self, method: str, code: str) -> DurationHistogram:
+        """Durations of the calls of one method that ended with one status code."""
+        key = (method, code)
+        histogram = self._calls.get(key)
+        if histogram is None:
+            # A new dictionary, so that an exporter's loop over the old one is not disturbed.
+            histogram = DurationHistogram(CALL_BOUNDS_SECONDS)
+            self._calls = {**self._calls, key: histogram}
+        return histogram
+
+    def decided(self, origin: DecisionOrigin, decisions: int, seconds: float) -> None:
+        """One call of a policy decided for ``decisions`` requests."""
+        series = self._decisions.get(origin)
+        if series is None:
+            series = DecisionSeries()
+            self._decisions = {**self._decisions, origin: series}
+        series.decisions += decisions
+        series.durations.record(seconds)
+
+    def shed(self) -> None:
+        """A request was refused because the server is overloaded."""
+        self._shed += 1
+
+    def fell_back(self, policy: str, reason: FallbackReason, queries: int) -> None:
+        """The fallback decided ``queries`` requests in place of a policy."""
+        self._fallbacks[policy, reason] += queries
+        if reason is FallbackReason.NON_FINITE_OUTPUT:
+            self._non_finite_outputs[policy] += queries
+
+    def found_non_finite_inputs(self, policy: str, values: int) -> None:
+        """Features were imputed before a policy saw them."""
+        self._non_finite_inputs[policy] += values
+
+    def overran(self, policy: str) -> None:
+        """A policy answered late."""
+        self._overruns[policy] += 1
+
+    def gave_up(self, policy: str) -> None:
+        """The circuit breaker of a policy opened."""
+        self._breaker_openings[policy] += 1
+
+    def durations(self) -> Iterator[DurationSeries]:
+        """The histograms."""
+        yield DurationSeries(
+            CALL_DURATION,
+            "Duration of incoming calls.",
+            tuple(
+                (
+                    {
+                        "rpc.system.name": "grpc",
+                        "rpc.method": method,
+                        "rpc.response.status_code": code,
+                        **({} if code == "OK" else {"error.type": code}),
+                    },
+                    histogram,
+                )
+                for (method, code), histogram in self._calls.items()
+            ),
+        )
+        yield DurationSeries(
+            DECISION_DURATION,
+            "Time from resolved request to decision: features, policy and pick.",
+            tuple((_attributes(origin), series.durations) for origin, series in self._decisions.items()),
+        )
+
+    def register(self, meter: Meter, gauges: ServerGauges) -> None:
+        """Creates the instruments that show counts and gauges."""
+        for name, description, unit, observe in (
+            ("policy.decisions", "Decisions made.", "{decision}", self._observe_decisions),
+            (
+                "policy.fallbacks",
+                "Decisions the fallback made in place of a policy.",
+                "{decision}",
+                self._observe_fallbacks,
+            ),
+            (
+                "policy.nonfinite_outputs",
+                "Decisions a policy lost to the fallback by NaN or infinite scores.",
+                "{decision}",
+                lambda: _by_policy(self._non_finite_outputs),
+            ),
+            (
+                "policy.nonfinite_inputs",
+                "NaN or infinite features, imputed before a policy saw them.",
+                "{value}",
+                lambda: _by_policy(self._non_finite_inputs),
+            ),
+            (
+                "policy.overruns",
+                "Calls of a policy that overran its time budget.",
+                "{call}",
+                lambda: _by_policy(self._overruns),
+            ),
+            (
+                "policy.breaker.openings",
+                "Times a policy was given up for a while.",
+                "{opening}",
+                lambda: _by_policy(self._breaker_openings),
+            ),
+            (
+                "policy.requests.shed",
+                "Requests refused because the server was overloaded.",
+                "{request}",
+                lambda: [Observation(self._shed)],
+            ),
+        ):
+            meter.create_observable_counter(name, [_callback(observe)], unit, description)
+        for name, description, unit, gauge in (
+            (
+                "policy.state.age",
+                "Age of the held state; absent while there is none.",
+                "s",
+                gauges.state_age_seconds,
+            ),
+            (
+                "policy.state.pending",
+                "Own picks the held state does not show yet.",
+                "{request}",
+                gauges.pending_picks,
+            ),
+            ("policy.requests.in_flight", "Dispatch requests being handled.", "{request}", gauges.in_flight),
+        ):
+            meter.create_observable_gauge(name, [_callback(_known(gauge))], unit, description)
+
+    def _observe_decisions(self) -> Iterator[Observation]:
+        for origin, series in self._decisions.items():
+            yield Observation(series.decisions, _attributes(origin))
+
+    def _observe_fallbacks(self) -> Iterator[Observation]:
+        for (policy, reason), count in list(self._fallbacks.items()):
+            yield Observation(count, {"policy": policy, "reason": reason.name.lower()})
+
+
+@dataclass(frozen=True, slots=True)
+class ServerGauges:
+    """Where current values come from. NaN: there is none."""
+
+    state_age_seconds: Gauge
+    pending_picks: Gauge
+    in_flight: Gauge
+
+
+def _attributes(origin: DecisionOrigin) -> Attributes:
+    return {"policy": origin.policy, "version": origin.version, "source": origin.source.name.lower()}
+
+
+def _by_policy(counts: Mapping[str, int]) -> list[Observation]:
+    return [Observation(count, {"policy": policy}) for policy, count in list(counts.items())]
+
+
+def _known(gauge: Gauge) -> Callable[[], list[Observation]]:
+    def observe() -> list[Observation]:
+        value = gauge()
+        return [Observation(value)] if value == value else []
+
+    return observe
+
+
+def _callback(
+    observe: Callable[[], Iterable[Observation]],
+) -> Callable[[CallbackOptions], Iterable[Observation]]:
+    return lambda _: observe()

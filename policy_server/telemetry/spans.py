@@ -1,0 +1,111 @@
+"""Spans of what went wrong. Sound calls make none, so that they cost nothing.
+
+A span continues the trace of the call it belongs to: the call's metadata are looked at only when a span is made.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.propagate import extract
+from opentelemetry.trace import SpanKind, Status, StatusCode
+
+from policy_server.policies.circuit_breaker import BreakerState
+from policy_server.policies.guard import FallbackReason, GuardObserver
+from policy_server.telemetry.metrics import ServerMetrics
+
+
+class CallMetadata(Protocol):
+    """The part of a gRPC call that carries the caller's trace."""
+
+    def invocation_metadata(self) -> Any: ...  # noqa: D102
+
+
+CURRENT_CALL: ContextVar[CallMetadata | None] = ContextVar("current call", default=None)
+"""The call being handled; empty where calls are handled together."""
+
+
+class ProblemSpans:
+    """Makes spans of fallbacks and failed calls.
+
+    Args:
+        tracer: that makes them.
+        enabled: whether they go anywhere; where not, none is made.
+    """
+
+    def __init__(self, tracer: trace.Tracer, *, enabled: bool) -> None:
+        self.enabled = enabled
+        self._tracer = tracer
+
+    def fell_back(self, policy: str, reason: FallbackReason, queries: int, error: Exception | None) -> None:
+        """A policy was stood in for."""
+        if not self.enabled:
+            return
+        with self._tracer.start_as_current_span(
+            "policy.fallback",
+            _caller_context(),
+            SpanKind.INTERNAL,
+            {"policy.name": policy, "policy.fallback.reason": reason.name.lower(), "policy.queries": queries},
+        ) as span:
+            span.set_status(Status(StatusCode.ERROR, reason.name.lower()))
+            if error is None:
+                span.add_event("error", {"reason": reason.name.lower()})
+            else:
+                span.record_exception(error)
+
+    def failed(self, method: str, code: str, error: Exception) -> None:
+        """A call failed."""
+        if not self.enabled:
+            return
+        with self._tracer.start_as_current_span(
+            method,
+            _caller_context(),
+            SpanKind.SERVER,
+            {
+                "rpc.system.name": "grpc",
+                "rpc.method": method,
+                "rpc.response.status_code": code,
+                "error.type": code,
+            },
+        ) as span:
+            span.set_status(Status(StatusCode.ERROR, str(error)))
+            span.record_exception(error)
+
+
+class DecisionObserver(GuardObserver):
+    """Counts what the guard meets, and makes spans of fallbacks."""
+
+    def __init__(self, metrics: ServerMetrics, spans: ProblemSpans) -> None:
+        self._metrics = metrics
+        self._spans = spans
+
+    def fell_back(
+        self, policy: str, reason: FallbackReason, queries: int, error: Exception | None = None
+    ) -> None:
+        """See :class:`~policy_server.policies.guard.GuardObserver`."""
+        self._metrics.fell_back(policy, reason, queries)
+        self._spans.fell_back(policy, reason, queries, error)
+
+    def found_non_finite_inputs(self, policy: str, values: int) -> None:
+        """See :class:`~policy_server.policies.guard.GuardObserver`."""
+        self._metrics.found_non_finite_inputs(policy, values)
+
+    def overran(self, policy: str, seconds: float) -> None:
+        """See :class:`~policy_server.policies.guard.GuardObserver`."""
+        self._metrics.overran(policy)
+
+    def breaker_changed(self, policy: str, state: BreakerState) -> None:
+        """See :class:`~policy_server.policies.guard.GuardObserver`."""
+        if state is BreakerState.OPEN:
+            self._metrics.gave_up(policy)
+
+
+def _caller_context() -> Context | None:
+    call = CURRENT_CALL.get()
+    if call is None:
+        return None
+    metadata = call.invocation_metadata() or ()
+    return extract({key: value for key, value in metadata if isinstance(value, str)})

@@ -1,0 +1,198 @@
+"""Small real ONNX models and bundles for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from policy_server.runtime.bundle import Bundle, write_bundle
+from policy_server.runtime.goldens import Golden
+from policy_server.runtime.graph_contract import ENCODER, HEAD, dispatch_signatures
+from policy_server.runtime.manifest import Manifest, ModelRecord, TrainingRecord
+from policy_server.runtime.session import ModelSession
+from policy_server.runtime.signature import Signature, TensorSpec
+
+WIDTH = 8
+OPSET = 18
+TRAINING = TrainingRecord(
+    command="policy-train dispatch --seed 1",
+    seed=1,
+    data="P1",
+    git_commit="0" * 40,
+    torch_version="2.13.0",
+    steps=1000,
+    wall_seconds=12.5,
+)
+
+_ELEMENT_TYPES = {
+    "float16": TensorProto.FLOAT16,
+    "float64": TensorProto.DOUBLE,
+    "float32": TensorProto.FLOAT,
+    "int64": TensorProto.INT64,
+}
+
+
+def serialised_model(
+    signature: Signature,
+    nodes: list[onnx.NodeProto],
+    weights: Mapping[str, NDArray[Any]],
+    opset: int = OPSET,
+) -> bytes:
+    """An ONNX model of the given signature."""
+
+    def info(tensor: TensorSpec) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(tensor.name, _ELEMENT_TYPES[tensor.dtype], tensor.shape)
+
+    graph = helper.make_graph(
+        nodes,
+        "model",
+        [info(tensor) for tensor in signature.inputs],
+        [info(tensor) for tensor in signature.outputs],
+        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+    serialised: bytes = model.SerializeToString()
+    return serialised
+
+
+def encoder_model(
+    seed: int = 0, *, opset: int = OPSET, extra: Mapping[str, NDArray[Any]] | None = None
+) -> bytes:
+    """An encoder in which every input reaches an output: nodes and links speak to access points, and back.
+
+    Args:
+        seed: of the weights.
+        opset: operator set.
+        extra: weights that nothing uses, to make the model larger.
+    """
+    signature = dispatch_signatures(WIDTH)[ENCODER]
+    widths = {tensor.name: tensor.shape[-1] for tensor in signature.inputs}
+    random = np.random.default_rng(seed)
+    weights: dict[str, NDArray[Any]] = {"one": np.array([1], np.int64), "zero": np.zeros(1, np.float32)}
+    for kind in ("node", "access_point", "link", "replica"):
+        weights[f"{kind}_weight"] = random.normal(0, 0.3, (widths[f"{kind}_features"], WIDTH)).astype(
+            np.float32
+        )
+    node = helper.make_node
+    nodes = [
+        node("MatMul", ["access_point_features", "access_point_weight"], ["ap_own"]),
+        node("Gather", ["systems", "access_point_system"], ["ap_system"]),
+        node("Unsqueeze", ["ap_system", "one"], ["ap_system_column"]),
+        node("Add", ["ap_own", "ap_system_column"], ["ap_base"]),
+        node("Mul", ["ap_base", "zero"], ["ap_zero"]),
+        node("MatMul", ["node_features", "node_weight"], ["node_own"]),
+        node("Unsqueeze", ["node_access_point", "one"], ["node_access_point_column"]),
+        node("ScatterND", ["ap_zero", "node_access_point_column", "node_own"], ["ap_nodes"], reduction="add"),
+        node("MatMul", ["link_features", "link_weight"], ["link_own"]),
+        node("Gather", ["ap_base", "link_target"], ["link_far_end"]),
+        node("Add", ["link_own", "link_far_end"], ["message"]),
+        node("Unsqueeze", ["link_source", "one"], ["link_source_column"]),
+        node("ScatterND", ["ap_zero", "link_source_column", "message"], ["ap_links"], reduction="add"),
+        node("Add", ["ap_nodes", "ap_links"], ["ap_gathered"]),
+        node("Tanh", ["ap_gathered"], ["ap_squashed"]),
+        node("Add", ["ap_base", "ap_squashed"], ["access_point_context"]),
+        node("Gather", ["access_point_context", "node_access_point"], ["node_ap"]),
+        node("Add", ["node_own", "node_ap"], ["node_context"]),
+        node("Gather", ["node_context", "replica_node"], ["replica_node_context"]),
+        node("MatMul", ["replica_features", "replica_weight"], ["replica_own"]),
+        node("Add", ["replica_own", "replica_node_context"], ["replica_context"]),
+    ]
+    return serialised_model(signature, nodes, weights | dict(extra or {}), opset)
+
+
+def head_model(
+    seed: int = 0, *, faults: Mapping[int, float] | float | None = None, opset: int = OPSET
+) -> bytes:
+    """A two-layer head.
+
+    Args:
+        seed: of the weights.
+        faults: what comes out instead of the logits: of the candidates at these positions, or of all.
+        opset: operator set.
+    """
+    signature = dispatch_signatures(WIDTH)[HEAD]
+    random = np.random.default_rng(seed)
+    request_width = signature.inputs[-1].shape[-1]
+    weights: dict[str, NDArray[Any]] = {
+        "request_weight": random.normal(0, 0.3, (request_width, WIDTH)).astype(np.float32),
+        "score_weight": random.normal(0, 0.3, WIDTH).astype(np.float32),
+    }
+    node = helper.make_node
+    nodes = [
+        node("Gather", ["origin_context", "segment"], ["origin"]),
+        node("MatMul", ["request_features", "request_weight"], ["request"]),
+        node("Add", ["replica_context", "origin"], ["both"]),
+        node("Add", ["both", "request"], ["sum"]),
+        node("Tanh", ["sum"], ["hidden"]),
+        node("MatMul", ["hidden", "score_weight"], ["score" if faults is None else "sound"]),
+    ]
+    if isinstance(faults, float):
+        weights["fault"] = np.array([faults], np.float32)
+        nodes.append(node("Add", ["sound", "fault"], ["score"]))
+    elif faults is not None:
+        weights["fault"] = np.array(list(faults.values()), np.float32)
+        weights["position"] = np.array(list(faults), np.int64)
+        nodes.append(node("ScatterElements", ["sound", "position", "fault"], ["score"]))
+    return serialised_model(signature, nodes, weights, opset)
+
+
+def example_inputs(signature: Signature, rows: int = 3, seed: int = 0) -> dict[str, NDArray[Any]]:
+    """Random inputs with ``rows`` rows of everything."""
+    random = np.random.default_rng(seed)
+    return {
+        tensor.name: random.integers(rows, size=rows)
+        if tensor.dtype == "int64"
+        else random.uniform(0, 1, [n if isinstance(n, int) else rows for n in tensor.shape]).astype(
+            np.float32
+        )
+        for tensor in signature.inputs
+    }
+
+
+def golden_of(name: str, model: bytes, rows: int = 3) -> Golden:
+    """What the model makes of :func:`example_inputs`."""
+    session = ModelSession(model)
+    inputs = example_inputs(session.signature, rows)
+    names = [tensor.name for tensor in session.signature.outputs]
+    return Golden(name, inputs, dict(zip(names, session.run(inputs), strict=True)))
+
+
+def write_example_bundle(
+    root: Path, policy: str = "kais", version: str = "1.0.0", *, seed: int = 0, **changes: Any
+) -> Path:
+    """A sound bundle, but for ``changes`` to the arguments of ``write_bundle``."""
+    models = {ENCODER: encoder_model(seed), HEAD: head_model(seed)}
+    arguments: dict[str, Any] = {
+        "kind": "dispatch",
+        "models": models,
+        "goldens": [golden_of(name, model, rows) for name, model in models.items() for rows in (1, 3)],
+        "sampling_temperature": 0.0,
+        "training": TRAINING,
+        "evaluation": {"throughput_rate": {"mean": 0.9, "ci95": [0.88, 0.92]}},
+    }
+    return write_bundle(root, policy=policy, version=version, **(arguments | changes))
+
+
+def loaded_bundle(
+    encoder: bytes | None = None, head: bytes | None = None, *, sampling_temperature: float = 0.0
+) -> Bundle:
+    """A bundle of models that no check has seen, as if they had gone wrong after it."""
+    models = {ENCODER: encoder or encoder_model(), HEAD: head or head_model()}
+    sessions = {name: ModelSession(model) for name, model in models.items()}
+    manifest = Manifest(
+        policy="kais",
+        version="1.0.0",
+        kind="dispatch",
+        feature_schema_hash="",
+        sampling_temperature=sampling_temperature,
+        models={name: ModelRecord(session.signature, OPSET) for name, session in sessions.items()},
+        files={},
+        training=TRAINING,
+    )
+    return Bundle(Path("unchecked"), manifest, sessions, "")

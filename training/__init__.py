@@ -1,0 +1,1 @@
+"""Offline half: workloads, simulator, networks, algorithms, evaluation and export of policies."""

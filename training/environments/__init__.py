@@ -1,0 +1,1 @@
+"""Environments: the simulator as something that policies act in, one slot at a time."""

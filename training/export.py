@@ -1,0 +1,192 @@
+"""From trained networks to a model bundle that the server loads.
+
+Export fails when torch and ONNX Runtime disagree: both are run on systems of 1 to 500 candidates and nodes and on
+graphs with repeated, absent and single-member segments, and must agree to 1e-5 and on the best candidate wherever
+the margin exceeds 1e-4.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from policy_server.features.schema import SCHEMA, FeatureSchema
+from policy_server.runtime.bundle import write_bundle
+from policy_server.runtime.goldens import Golden
+from policy_server.runtime.graph_contract import ENCODER, HEAD, dispatch_signatures
+from policy_server.runtime.manifest import TrainingRecord
+from policy_server.runtime.session import ModelSession
+from training.networks.dispatch import DispatchActor
+
+OPSET = 18
+TOLERANCE = 1e-5
+MARGIN = 1e-4
+SIZES = (1, 2, 3, 7, 64, 500)
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+class ExportError(RuntimeError):
+    """The exported graph does not compute what the network computes. The message names graph, case and difference."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """Serialised ONNX graphs by name, and example runs of each computed by torch."""
+
+    models: dict[str, bytes]
+    goldens: list[Golden]
+
+
+def export_dispatch(actor: DispatchActor, seed: int = 0) -> Exported:
+    """Exports encoder and head and verifies them.
+
+    Args:
+        actor: trained; left in evaluation mode.
+        seed: of the verification cases.
+
+    Raises:
+        ExportError: torch and ONNX Runtime disagree.
+    """
+    actor.eval()
+    context_width = actor.head.score.in_features
+    models: dict[str, bytes] = {}
+    goldens: list[Golden] = []
+    for name, network, cases in (
+        (ENCODER, actor.encoder, list(encoder_cases(SCHEMA, seed))),
+        (HEAD, actor.head, list(head_cases(SCHEMA, context_width, seed))),
+    ):
+        signature = dispatch_signatures(context_width)[name]
+        outputs = tuple(spec.name for spec in signature.outputs)
+        # Dimensions of 0 or 1 would be taken for constants, so the example is a case without any.
+        models[name] = _export(network, cases[2], outputs, name)
+        session = ModelSession(models[name])
+        for position, inputs in enumerate(cases):
+            expected = _run_torch(network, inputs, outputs)
+            _compare(name, position, expected, dict(zip(outputs, session.run(dict(inputs)), strict=True)))
+            if position in (0, 3):
+                goldens.append(Golden(name, inputs, expected))
+    return Exported(models, goldens)
+
+
+def write_dispatch_bundle(
+    actor: DispatchActor,
+    root: Path,
+    *,
+    version: str,
+    sampling_temperature: float,
+    training: TrainingRecord,
+    evaluation: Mapping[str, Any],
+) -> Path:
+    """Exports an actor and writes ``root/kais/version``; the directory.
+
+    Raises:
+        ExportError: see :func:`export_dispatch`.
+        BundleError: see :func:`policy_server.runtime.bundle.write_bundle`.
+    """
+    exported = export_dispatch(actor)
+    return write_bundle(
+        root,
+        policy="kais",
+        version=version,
+        kind="dispatch",
+        models=exported.models,
+        goldens=exported.goldens,
+        sampling_temperature=sampling_temperature,
+        training=training,
+        evaluation=evaluation,
+    )
+
+
+def encoder_cases(schema: FeatureSchema, seed: int) -> Iterator[dict[str, NDArray[Any]]]:
+    """Encoder inputs of every size: random graphs, access points without nodes, nodes without replicas, no links."""
+    random = np.random.default_rng(seed)
+    for nodes in SIZES:
+        access_points, systems = max(2, nodes // 4), 2 if nodes > 2 else 1
+        links = 0 if nodes == 1 else 3 * access_points
+        replicas = 2 * nodes
+        # Some access points and nodes are named often and some never.
+        yield {
+            "node_features": _positive(random, nodes, len(schema.node)),
+            "node_access_point": random.integers(0, max(1, access_points - 1), nodes),
+            "access_point_features": _positive(random, access_points, len(schema.access_point)),
+            "access_point_system": np.sort(random.integers(0, systems, access_points)),
+            "systems": np.zeros(systems, np.float32),
+            "link_features": _positive(random, links, len(schema.link)),
+            "link_source": random.integers(0, access_points, links),
+            "link_target": random.integers(0, access_points, links),
+            "replica_features": _positive(random, replicas, len(schema.replica)),
+            "replica_node": random.integers(0, max(1, nodes - 1), replicas),
+        }
+
+
+def head_cases(schema: FeatureSchema, context_width: int, seed: int) -> Iterator[dict[str, NDArray[Any]]]:
+    """Head inputs of every size: one query, queries with one candidate, queries with none."""
+    random = np.random.default_rng(seed + 1)
+    for candidates in SIZES:
+        queries = 1 if candidates < 3 else candidates // 3 + 2
+        yield {
+            "replica_context": random.normal(0, 1, (candidates, context_width)).astype(np.float32),
+            "origin_context": random.normal(0, 1, (queries, context_width)).astype(np.float32),
+            "segment": np.sort(random.integers(0, queries, candidates)),
+            "request_features": _positive(random, candidates, len(schema.request)),
+        }
+
+
+def _positive(random: np.random.Generator, rows: int, width: int) -> NDArray[np.float32]:
+    return random.exponential(1.0, (rows, width)).astype(np.float32)
+
+
+def _export(network: nn.Module, example: Arrays, outputs: tuple[str, ...], name: str) -> bytes:
+    dimensions = {
+        spec.name: {
+            axis: torch.export.Dim.DYNAMIC for axis, size in enumerate(spec.shape) if isinstance(size, str)
+        }
+        for spec in dispatch_signatures(1)[name].inputs
+    }
+    program = torch.onnx.export(
+        network,
+        kwargs={key: torch.from_numpy(value) for key, value in example.items()},
+        dynamo=True,
+        opset_version=OPSET,
+        input_names=list(example),
+        output_names=list(outputs),
+        dynamic_shapes=dimensions,
+        verbose=False,
+    )
+    if program is None:
+        raise ExportError(f"{name}: torch.onnx.export returned nothing")
+    program.optimize()
+    buffer = io.BytesIO()
+    program.save(buffer)
+    return buffer.getvalue()
+
+
+def _run_torch(network: nn.Module, inputs: Arrays, outputs: tuple[str, ...]) -> dict[str, NDArray[Any]]:
+    with torch.no_grad():
+        results = network(**{key: torch.from_numpy(value) for key, value in inputs.items()})
+    results = results if isinstance(results, tuple) else (results,)
+    return {key: result.numpy() for key, result in zip(outputs, results, strict=True)}
+
+
+def _compare(name: str, case: int, expected: Arrays, actual: Arrays) -> None:
+    for key, reference in expected.items():
+        difference = float(np.abs(reference - actual[key]).max(initial=0.0))
+        scale = max(1.0, float(np.abs(reference).max(initial=0.0)))
+        if not difference <= TOLERANCE * scale:
+            raise ExportError(
+                f"{name}, case {case}: {key} of torch and ONNX Runtime differ by {difference:.2e}, more than "
+                f"{TOLERANCE:.0e} x {scale:.3g}; do not ship this graph"
+            )
+        if reference.ndim == 1 and len(reference) > 1:
+            best, second = np.sort(reference)[::-1][:2]
+            if best - second > MARGIN and int(reference.argmax()) != int(actual[key].argmax()):
+                raise ExportError(f"{name}, case {case}: torch and ONNX Runtime choose different candidates")
