@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
+from bench.demo_command import demo_command
 from bench.flavours import COMPARED_FLAVOURS, SERVER_FLAVOUR, Flavour, parse_flavour
 
 if TYPE_CHECKING:
@@ -268,6 +269,8 @@ def _print(tables: RenderableType) -> None:
 
     Console().print(tables)
 
+
+main.add_command(demo_command)
 
 if __name__ == "__main__":
     main()

@@ -53,7 +53,9 @@ def as_json(message: Message) -> dict[str, Any]:
 
 def print_decision(response: DispatchResponse) -> None:
     """Prints a decision as a table."""
-    choices = Table("", "endpoint", "node", "score", title="decision", title_justify="left")
+    choices = Table(title="decision", title_justify="left")
+    for name in ("", "endpoint", "node", "score"):
+        choices.add_column(name, overflow="fold")
     choices.add_row("choice", response.endpoint, response.node, f"{response.score:.6g}", style="bold")
     for place, other in enumerate(response.alternatives, start=1):
         choices.add_row(f"alternative {place}", other.endpoint, other.node, f"{other.score:.6g}")
@@ -81,7 +83,9 @@ def print_state(state: GetStateResponse) -> None:
     ):
         facts.add_row(label, str(len(rows)))
     facts.add_row("own picks pending", f"{sum(state.pending_requests.values()):g}")
-    table = Table("endpoint", "service", "node", "queued", "running", "pending", title="busiest endpoints")
+    table = Table(title="busiest endpoints")
+    for name in ("endpoint", "service", "node", "queued", "running", "pending"):
+        table.add_column(name, overflow="fold")
     placed = {replica.endpoint: replica for replica in topology.replicas}
 
     def outstanding(replica: Any) -> float:

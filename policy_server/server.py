@@ -45,12 +45,15 @@ class PolicyServer:
 
     Attributes:
         address: ``host:port`` it listens on, once started.
+        logic: answers questions, once started.
         registry: the policies, once started.
         store: the state, once started.
+        metrics: what it counts.
         telemetry: what was started of it, once started.
     """
 
     address: str
+    logic: DispatchLogic
     registry: PolicyRegistry
     store: StateStore[DispatchView]
     telemetry: Telemetry
@@ -58,16 +61,11 @@ class PolicyServer:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._health = Health(SERVICE_NAMES)
-        self._metrics = ServerMetrics()
+        self.metrics = ServerMetrics()
         self._source_stopped = threading.Event()
         self._should_exit = asyncio.Event()
         self._drains = True
         self._stopping = False
-
-    @property
-    def in_flight(self) -> int:
-        """Dispatch requests being handled."""
-        return self._logic.in_flight
 
     async def serve(self, announce: Callable[[PolicyServer], None]) -> None:
         """Starts, calls ``announce`` when the server is listening, and serves until a signal asks it to stop."""
@@ -100,28 +98,29 @@ class PolicyServer:
                 maximum_connection_age_seconds=settings.max_connection_age_seconds,
             )
         )
-        port = listen(self._server, settings.host, settings.port)
-        self.address = f"{settings.host}:{port}"
+        self.address = listen(self._server, settings.host, settings.port)
+        spans = ProblemSpans()
+        self.registry = _load_policies(settings, DecisionObserver(self.metrics, spans))
+        self.store = StateStore(self._prepare)
+        self.logic = DispatchLogic(
+            self.store,
+            self.registry,
+            self.metrics,
+            limits=_limits(settings),
+            batch_window_seconds=settings.batch_window_seconds,
+        )
         self.telemetry = start_telemetry(
-            self._metrics,
+            self.metrics,
             self._gauges(),
             prometheus_host=settings.metrics_host,
             prometheus_port=settings.metrics_port,
         )
-        spans = ProblemSpans(self.telemetry.tracer, enabled=self.telemetry.tracing)
-        self.registry = _load_policies(settings, DecisionObserver(self._metrics, spans))
-        self.store = StateStore(self._prepare)
-        self._logic = DispatchLogic(
-            self.store,
-            self.registry,
-            self._metrics,
-            limits=_limits(settings),
-            batch_window_seconds=settings.batch_window_seconds,
-        )
+        if self.telemetry.tracer is not None:
+            spans.send_to(self.telemetry.tracer)
         await self._health.start()
-        self._services = RpcServices(self._server, self._metrics, spans)
+        self._services = RpcServices(self._server, self.metrics, spans)
         add_services(
-            self._services, self._logic, self.store, self._health, with_reflection=settings.reflection
+            self._services, self.logic, self.store, self._health, with_reflection=settings.reflection
         )
         await self._server.start()
         if source is None:
@@ -160,14 +159,15 @@ class PolicyServer:
 
     def _prepare(self, snapshot: Snapshot, previous: DispatchView | None) -> DispatchView:
         view = DispatchView(snapshot, previous)
-        self.registry.get().prepare(view)
+        for name in {self.registry.active, *self.registry.bundles}:
+            self.registry.get(name).prepare(view)
         return view
 
     def _gauges(self) -> ServerGauges:
         return ServerGauges(
             state_age_seconds=lambda: self.store.age_seconds(),
             pending_picks=lambda: math.nan if self.store.held is None else self.store.held.ledger.pending,
-            in_flight=lambda: self.in_flight,
+            in_flight=lambda: self.logic.in_flight,
         )
 
     def _start_source(self, source: StateSource) -> None:

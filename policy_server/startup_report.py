@@ -43,7 +43,7 @@ def _rows(server: PolicyServer) -> Iterator[tuple[str, str]]:
     )
     port = telemetry.prometheus_port
     yield "metrics", "off" if port is None else f"http://{settings.metrics_host}:{port}/metrics"
-    yield "traces", "to the collector" if telemetry.tracing else "off"
+    yield "traces", "off" if telemetry.tracer is None else "to the collector"
 
 
 def _policy(registry: PolicyRegistry) -> str:

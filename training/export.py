@@ -7,7 +7,6 @@ the margin exceeds 1e-4.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,9 +164,8 @@ def _export(network: nn.Module, example: Arrays, outputs: tuple[str, ...], name:
     if program is None:
         raise ExportError(f"{name}: torch.onnx.export returned nothing")
     program.optimize()
-    buffer = io.BytesIO()
-    program.save(buffer)
-    return buffer.getvalue()
+    model: bytes = program.model_proto.SerializeToString()
+    return model
 
 
 def _run_torch(network: nn.Module, inputs: Arrays, outputs: tuple[str, ...]) -> dict[str, NDArray[Any]]:

@@ -265,7 +265,7 @@ class DispatchLogic:
 
     def _decide_many(self, questions: Sequence[DispatchQuestion]) -> list[DispatchAnswer | Exception]:
         """Decides questions of the micro-batcher together, those for the same policy at once."""
-        results: list[DispatchAnswer | Exception] = [RequestError("not decided")] * len(questions)
+        results: dict[int, DispatchAnswer | Exception] = {}
         resolved: dict[GuardedDispatch, list[tuple[int, int, int, float, Int32Array | None]]] = {}
         for position, question in enumerate(questions):
             try:
@@ -300,7 +300,7 @@ class DispatchLogic:
                     results[position] = _answer(
                         guarded, row, question.alternatives, endpoints, held.node_names, snapshot.version
                     )
-        return results
+        return [results[position] for position in range(len(questions))]
 
     def _decide(
         self,

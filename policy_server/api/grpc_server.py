@@ -21,6 +21,7 @@ ChannelOptions = tuple[tuple[str, Any], ...]
 
 DEFAULT_MESSAGE_BYTES = 4 * 2**20
 _SHORTEST_PING_INTERVAL_MILLISECONDS = 5_000
+_MOST_CALLS_NOT_ACCEPTED_YET = 16_384
 _REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
 
 DISPATCH = dispatch_service_pb2.DESCRIPTOR.services_by_name["DispatchService"]
@@ -49,6 +50,9 @@ def server_options(
         # Common clients ping every 10 s, also without calls; gRPC's default of 5 minutes throws them out.
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", _SHORTEST_PING_INTERVAL_MILLISECONDS),
+        # Beyond 1 000 calls that wait to be accepted gRPC cancels some at random; a burst is no reason to.
+        ("grpc.server.max_pending_requests", _MOST_CALLS_NOT_ACCEPTED_YET),
+        ("grpc.server.max_pending_requests_hard_limit", _MOST_CALLS_NOT_ACCEPTED_YET),
     ]
     if maximum_connection_age_seconds:
         options.append(("grpc.max_connection_age_ms", round(maximum_connection_age_seconds * 1000)))
@@ -75,17 +79,17 @@ def add_services(
         services.add(REFLECTION, servicer, name=_REFLECTION_V1)
 
 
-def listen(server: grpc.aio.Server, host: str, port: int) -> int:
-    """Binds the server's address and returns the port, which gRPC chooses when ``port`` is 0.
+def listen(server: grpc.aio.Server, host: str, port: int) -> str:
+    """Binds the server to an address and returns it as ``host:port``. gRPC chooses the port where it is 0.
 
     Raises:
         OSError: the address cannot be bound; the message names it and the remedy.
     """
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    host = f"[{host}]" if ":" in host else host
     try:
-        return server.add_insecure_port(address)
+        return f"{host}:{server.add_insecure_port(f'{host}:{port}')}"
     except RuntimeError:
         raise OSError(
-            f"cannot listen on {address}: it is in use or not an address of this machine; "
+            f"cannot listen on {host}:{port}: it is in use or not an address of this machine; "
             "stop the other server or choose another --host or --port"
         ) from None

@@ -41,11 +41,16 @@ DEFAULT_SERVICE_EXECUTION_SECONDS = 0.1
 DEFAULT_DEADLINE_SECONDS = 1.0
 UNLIMITED_BANDWIDTH_BYTES_PER_SECOND = 1e15
 
+MAXIMUM_SITES = 1024
+"""Different ways to candidates (delay, bandwidth, cloud) that are told apart; beyond it, figures are rounded, as
+finely as that number allows. The links of a topology take memory with the square of it."""
+
+_FINEST_ROUNDING = 0.01
 _PATH = "inline_candidates.candidates"
 _PROFILE_PATH = "inline_candidates.service_profile"
 _ORIGIN = 0
 _OWN_MACHINE = "\0"
-_LOCAL_SITE = (float(np.float32(DEFAULT_LOCAL_DELAY_SECONDS)), 0.0, False)
+_OWN_SITE = (float(np.float32(DEFAULT_LOCAL_DELAY_SECONDS)), 0.0, False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,28 +162,43 @@ def _nodes(candidates: MessageRows) -> tuple[tuple[str, ...], Int32Array, Int32A
 
 def _sites(candidates: MessageRows, columns: _Figures) -> tuple[Int32Array, BoolArray, Links]:
     """int32 [C] access point of each candidate, bool [A] whether it is a cloud, and the links from the origin."""
-    rows = {_LOCAL_SITE: _ORIGIN}
-    site = np.empty(len(candidates), np.int32)
-    for position, kind in enumerate(
-        zip(
-            columns.delay_seconds.tolist(),
-            columns.bandwidth_bytes_per_second.tolist(),
-            [candidate.cloud for candidate in candidates.messages],
-            strict=True,
-        )
-    ):
-        site[position] = rows.setdefault(kind, len(rows))
-    delays, bandwidths, clouds = zip(*rows, strict=True)
+    clouds = [candidate.cloud for candidate in candidates.messages]
+    ways = _ways(columns.delay_seconds, columns.bandwidth_bytes_per_second, clouds)
+    step = _FINEST_ROUNDING
+    while len(set(ways)) > MAXIMUM_SITES:
+        delays = _rounded(columns.delay_seconds, step)
+        bandwidths = _rounded(columns.bandwidth_bytes_per_second, step)
+        ways = [
+            way if way == _OWN_SITE else coarse
+            for way, coarse in zip(ways, _ways(delays, bandwidths, clouds), strict=True)
+        ]
+        step *= 2
+    rows = {_OWN_SITE: _ORIGIN}
+    site = np.array([rows.setdefault(way, len(rows)) for way in ways], np.int32)
+    delay, bandwidth, is_cloud = zip(*rows, strict=True)
     remote = np.arange(1, len(rows), dtype=np.int32)
     links = Links(
         source=np.full(len(remote), _ORIGIN, np.int32),
         target=remote,
-        delay_seconds=np.array(delays[1:], np.float32),
+        delay_seconds=np.array(delay[1:], np.float32),
         bandwidth_bytes_per_second=np.array(
-            [bandwidth or UNLIMITED_BANDWIDTH_BYTES_PER_SECOND for bandwidth in bandwidths[1:]], np.float32
+            [figure or UNLIMITED_BANDWIDTH_BYTES_PER_SECOND for figure in bandwidth[1:]], np.float32
         ),
     )
-    return site, np.array(clouds, bool), links
+    return site, np.array(is_cloud, bool), links
+
+
+def _ways(
+    delay_seconds: Float32Array, bandwidth_bytes_per_second: Float32Array, clouds: list[bool]
+) -> list[tuple[float, float, bool]]:
+    return list(zip(delay_seconds.tolist(), bandwidth_bytes_per_second.tolist(), clouds, strict=True))
+
+
+def _rounded(figures: Float32Array, step: float) -> Float32Array:
+    """The figures, each rounded to a power of exp(``step``); zero stays zero."""
+    logarithms = np.log(figures, out=np.zeros_like(figures), where=figures > 0)
+    powers = np.exp(np.round(logarithms / np.float32(step)) * np.float32(step))
+    return np.where(figures > 0, powers, figures).astype(np.float32)
 
 
 def _check_nodes_agree(

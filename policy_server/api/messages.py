@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policy_server.api import figures
+from policy_server.api.errors import Count, InvalidArgumentError
 from policy_server.api.message_rows import MessageRows
 from policy_server.cluster.snapshot import (
     NO_LINK,
@@ -28,6 +29,10 @@ from policy_server.cluster.snapshot import (
 from policy_server.proto.policy.v1 import state_pb2
 
 DEFAULT_LOCAL_DELAY_SECONDS = 0.001
+MAXIMUM_ACCESS_POINTS = 4096
+"""Tables over pairs of access points take memory with the square of their number."""
+MAXIMUM_ACCESS_POINT_SERVICES = 2_000_000
+"""Access points x services; there are tables over them too."""
 
 _STATE_OF_MESSAGE = {
     state_pb2.REPLICA_STATE_UNSPECIFIED: ReplicaState.READY,
@@ -57,6 +62,7 @@ def topology_from_message(message: state_pb2.Topology, path: str) -> Topology:
     services = MessageRows(message.services, f"{path}.services")
     replicas = MessageRows(message.replicas, f"{path}.replicas")
     links = MessageRows(message.links, f"{path}.links")
+    _check_size(access_points, services)
     access_point_row = access_points.index("name")
     node_row = nodes.index("name")
     service_row = services.index("name")
@@ -202,6 +208,22 @@ def _link_rows(links: MessageRows, topology: Topology) -> Int32Array:
             raise links.error(position, "target", links.messages[position].target, "the link is listed twice")
         seen.add(row)
     return rows
+
+
+def _check_size(access_points: MessageRows, services: MessageRows) -> None:
+    if len(access_points) > MAXIMUM_ACCESS_POINTS:
+        raise InvalidArgumentError(
+            access_points.path,
+            Count(len(access_points), "access points"),
+            f"at most {MAXIMUM_ACCESS_POINTS} are accepted; split the system over several servers",
+        )
+    pairs = len(access_points) * len(services)
+    if pairs > MAXIMUM_ACCESS_POINT_SERVICES:
+        raise InvalidArgumentError(
+            services.path,
+            Count(pairs, "access points x services"),
+            f"at most {MAXIMUM_ACCESS_POINT_SERVICES} are accepted; split the system over several servers",
+        )
 
 
 def _check_links(links: MessageRows, source: Int32Array, target: Int32Array) -> None:

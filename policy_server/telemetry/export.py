@@ -16,11 +16,10 @@ from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from opentelemetry import trace
-
 from policy_server.telemetry.metrics import DurationSeries, ServerGauges, ServerMetrics
 
 if TYPE_CHECKING:
+    from opentelemetry import trace
     from opentelemetry.sdk.metrics.export import Metric, MetricReader, MetricsData
     from opentelemetry.sdk.resources import Resource
 
@@ -38,14 +37,12 @@ class Telemetry:
     """What was started. Created by :func:`start_telemetry`.
 
     Attributes:
-        tracer: makes spans; a no-op without a collector.
-        tracing: whether spans go anywhere.
+        tracer: makes spans; None without a collector for them.
         prometheus_port: that metrics are served on, None where they are not.
     """
 
     def __init__(self) -> None:
-        self.tracer: trace.Tracer = trace.NoOpTracer()
-        self.tracing = False
+        self.tracer: trace.Tracer | None = None
         self.prometheus_port: int | None = None
         self._stops: list[Callable[[], object]] = []
 
@@ -186,7 +183,6 @@ def _start_tracing(telemetry: Telemetry) -> None:
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     telemetry.on_stop(provider.shutdown)
     telemetry.tracer = provider.get_tracer(SCOPE, version("policy-server"), schema_url=SCHEMA_URL)
-    telemetry.tracing = True
 
 
 def _resource() -> Resource:

@@ -31,18 +31,24 @@ CURRENT_CALL: ContextVar[CallMetadata | None] = ContextVar("current call", defau
 class ProblemSpans:
     """Makes spans of fallbacks and failed calls.
 
-    Args:
-        tracer: that makes them.
-        enabled: whether they go anywhere; where not, none is made.
+    None is made until :meth:`send_to` says where they go.
     """
 
-    def __init__(self, tracer: trace.Tracer, *, enabled: bool) -> None:
-        self.enabled = enabled
+    def __init__(self) -> None:
+        self._tracer: trace.Tracer | None = None
+
+    @property
+    def enabled(self) -> bool:
+        """Whether spans are made."""
+        return self._tracer is not None
+
+    def send_to(self, tracer: trace.Tracer) -> None:
+        """Makes spans from now on."""
         self._tracer = tracer
 
     def fell_back(self, policy: str, reason: FallbackReason, queries: int, error: Exception | None) -> None:
         """A policy was stood in for."""
-        if not self.enabled:
+        if self._tracer is None:
             return
         with self._tracer.start_as_current_span(
             "policy.fallback",
@@ -58,7 +64,7 @@ class ProblemSpans:
 
     def failed(self, method: str, code: str, error: Exception) -> None:
         """A call failed."""
-        if not self.enabled:
+        if self._tracer is None:
             return
         with self._tracer.start_as_current_span(
             method,

@@ -108,6 +108,7 @@ class CmmacState:
     critic_optimiser: torch.optim.Adam
     update: int = 0
     decisions: int = 0
+    seconds: float = 0.0
     history: list[dict[str, float]] = field(default_factory=list)
 
 
@@ -115,7 +116,7 @@ class OutcomeCritic(nn.Module):
     """What becomes of a candidate, from the features at decision time; learned by regression.
 
     Column 0: probability (as a logit) that the request is met there. Column 1: discounted failures of other requests
-    at the node from now on if the request goes there; column 2: if it does not.
+    at the node from now on if the request does not go there; column 2: how many more there are if it does.
     """
 
     def __init__(self, sizes: DispatchNetworkSizes) -> None:
@@ -218,18 +219,21 @@ def train(
         on_update: called after each update with its figures; may write checkpoints or raise to stop.
     """
     random = np.random.default_rng((config.seed, state.update))
+    started = time.monotonic()
     if state.update == 0 and state.decisions == 0:
         _warm_start(config, state, random)
     rollouts = _rollouts(config, state, random)
     while state.update < config.updates:
-        started = time.monotonic()
+        before = time.monotonic()
         rollout = next(rollouts)
         collected = time.monotonic()
         figures = _update(config, state, rollout, random)
         figures["throughput_rate"] = _throughput_rate(rollout)
-        figures["rollout_seconds"] = collected - started
+        figures["rollout_seconds"] = collected - before
         figures["update_seconds"] = time.monotonic() - collected
         state.update += 1
+        state.seconds += time.monotonic() - started
+        started = time.monotonic()
         state.decisions += sum(len(slot) for slot in rollout.slots)
         figures["decisions"] = float(state.decisions)
         state.history.append(figures)
@@ -405,11 +409,11 @@ def _outcome_advantages(
         others = torch.from_numpy(others_failures(rollout.slots[row], failures[row]))
         outputs = state.outcome_critic(slot)
         with torch.no_grad():
-            harm = outputs[:, 1] - outputs[:, 2]
+            harm = outputs[:, 2]
             value = torch.sigmoid(outputs[:, 0]) - harm_weight * harm
             probability = slot.log_softmax(slot.logits(state.actor)).exp()
             baseline = torch.zeros(len(slot.chosen)).index_add(0, slot.segment, probability * value)
-            suffered = others[slot.chosen] - outputs[slot.chosen, 2]
+            suffered = others[slot.chosen] - outputs[slot.chosen, 1]
             # The realised excess of failures is unbiased and noisy, the critic's estimate the other way round.
             estimated = harm[slot.chosen]
             mixed = config.realised_harm * suffered + (1 - config.realised_harm) * estimated
@@ -423,15 +427,16 @@ def _outcome_advantages(
 
 
 def _outcome_loss(outputs: Tensor, slot: SlotTensors, others: Tensor) -> Tensor:
-    """Cross-entropy of the own outcome, squared error of the others' failures if chosen and if not."""
+    """Cross-entropy of the own outcome, and Huber error of the others' failures."""
     own = nn.functional.binary_cross_entropy_with_logits(outputs[slot.chosen, 0], slot.met)
     chosen = torch.zeros(len(others), dtype=torch.bool)
     chosen[slot.chosen] = True
-    with_request = (outputs[chosen, 1] - others[chosen]).square().mean()
-    without_request = (
-        (outputs[~chosen, 2] - others[~chosen]).square().mean() if bool((~chosen).any()) else 0.0
-    )
-    return own + 0.25 * (with_request + without_request)
+    expected = outputs[:, 1] + torch.where(chosen, outputs[:, 2], torch.zeros_like(others))
+    error = nn.functional.smooth_l1_loss(expected, others, reduction="none")
+    # Half of the weight for the few chosen candidates, or the difference between the two drowns.
+    share = chosen.float().mean().clamp(1e-3, 1 - 1e-3)
+    weight = torch.where(chosen, 0.5 / share, 0.5 / (1 - share))
+    return own + 0.25 * (weight * error).mean()
 
 
 def _descend(

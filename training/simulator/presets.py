@@ -96,14 +96,30 @@ class SystemConfig:
                 f"edge_nodes_per_access_point: {least} to {most}; {self.access_points} access points can't hold "
                 f"{self.edge_nodes} edge nodes that way"
             )
-        for column in fields(self):
-            value = getattr(self, column.name)
-            if column.type == "tuple[float, float]" and not 0 < value[0] <= value[1] < math.inf:
-                raise ValueError(f"{column.name}: {value}; must be a range of finite numbers above zero")
-            if column.type == "tuple[float, ...]" and not (value and all(0 < v < math.inf for v in value)):
-                raise ValueError(f"{column.name}: {value}; must be finite numbers above zero")
-            if column.type == "float" and not 0 < value < math.inf:
-                raise ValueError(f"{column.name}: {value}; must be a finite number above zero")
+        for name in ("edge_cpu_millicores", "edge_memory_bytes"):
+            values = getattr(self, name)
+            if not values or not all(0 < value < math.inf for value in values):
+                raise ValueError(f"{name}: {values}; must be finite numbers above zero")
+        for name in (
+            "edge_speed",
+            "edge_delay_seconds",
+            "edge_megabits_per_second",
+            "cloud_delay_seconds",
+            "cloud_megabits_per_second",
+        ):
+            low, high = getattr(self, name)
+            if not 0 < low <= high < math.inf:
+                raise ValueError(f"{name}: {low} to {high}; must be a range of finite numbers above zero")
+        for name in (
+            "cloud_machine_millicores",
+            "cloud_machine_memory_bytes",
+            "cloud_speed",
+            "edge_memory_share",
+            "local_delay_seconds",
+            "reference_rate_per_second",
+        ):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name}: {getattr(self, name)}; must be a finite number above zero")
         if self.edge_memory_share > 1:
             raise ValueError(f"edge_memory_share: {self.edge_memory_share}; must be at most 1")
         if self.chords_per_access_point is not None and not 0 <= self.chords_per_access_point < math.inf:
@@ -123,7 +139,7 @@ PRESETS: Mapping[str, SystemConfig] = MappingProxyType(
             edge_nodes=100,
             edge_nodes_per_access_point=(3, 15),
             chords_per_access_point=1.0,
-            reference_rate_per_second=2000.0,
+            reference_rate_per_second=2500.0,
         ),
     }
 )

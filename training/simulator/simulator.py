@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import NoReturn, TypeVar
 
@@ -25,6 +25,7 @@ from policy_server.cluster.snapshot import (
 )
 from training.simulator import kernel
 from training.simulator.metrics import SlotOutcome, SystemResult, summarise
+from training.simulator.orchestration import ActionResult, AddReplica, OrchestrationAction
 from training.simulator.replicas import ReplicaRegistry
 from training.simulator.state import (
     ACCESS_POINT_DTYPE,
@@ -105,21 +106,6 @@ class SlotRequests:
 
     def __len__(self) -> int:
         return len(self.index)
-
-
-@dataclass(frozen=True, slots=True)
-class ActionResult:
-    """What became of an orchestration action.
-
-    Attributes:
-        accepted: whether it was carried out.
-        endpoint: of the replica added or deleted; empty if none was.
-        reason: why it was refused; empty if it was not.
-    """
-
-    accepted: bool
-    endpoint: str = ""
-    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -376,18 +362,26 @@ class VectorSimulator:
         )
         return ActionResult(accepted=True, endpoint=endpoint)
 
-    def delete_replica(self, replica: int) -> ActionResult:
-        """Drains a replica (row of :attr:`topology`) from now on; it goes as soon as nothing sent to it is left.
+    def delete_replica(self, replica: int, *, topology: Topology | None = None) -> ActionResult:
+        """Drains a replica from now on; it goes as soon as nothing sent to it is left.
 
-        Refused if it is draining already. Rows of :attr:`topology` shift when an idle replica goes at once.
+        It is refused if it is draining already or has gone. One that is idle goes at once, and the rows of
+        :attr:`topology` shift.
+
+        Args:
+            replica: row.
+            topology: the topology whose row it is, if decided on an older snapshot; today's by default.
 
         Raises:
             ValueError: no such replica.
         """
-        topology = self._registry.topology
+        topology = self._registry.topology if topology is None else topology
         _check_row("replica", replica, len(topology.replicas.endpoints))
         endpoint = topology.replicas.endpoints[replica]
-        record = self._registry.records[self._registry.records_in_order[replica]]
+        row = int(self._registry.records_behind(topology)[replica])
+        if row == kernel.REPLICA_GONE:
+            return ActionResult(accepted=False, endpoint=endpoint, reason=f"{endpoint} has gone already")
+        record = self._registry.records[row]
         if record["draining"]:
             return ActionResult(accepted=False, endpoint=endpoint, reason=f"{endpoint} is draining already")
         record["draining"] = True
@@ -396,6 +390,19 @@ class VectorSimulator:
             self._structure.nodes["memory_used"][record["node"]] -= memory
             self._registry.collect_drained()
         return ActionResult(accepted=True, endpoint=endpoint)
+
+    def apply(self, actions: Iterable[OrchestrationAction], topology: Topology) -> list[ActionResult]:
+        """Carries out actions decided on a snapshot with that topology, in order.
+
+        Raises:
+            ValueError: an action names something that doesn't exist.
+        """
+        return [
+            self.add_replica(action.service, action.node)
+            if isinstance(action, AddReplica)
+            else self.delete_replica(action.replica, topology=topology)
+            for action in actions
+        ]
 
     def outcomes(self, system: int) -> RequestOutcomes:
         """What became of each request of a system's sequence so far. Read-only views that keep changing.

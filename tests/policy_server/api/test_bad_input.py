@@ -21,6 +21,7 @@ from policy_server.proto.policy.v1.dispatch_service_pb2 import (
     ServiceProfile,
 )
 from policy_server.proto.policy.v1.state_pb2 import (
+    AccessPoint,
     AccessPointLoad,
     Link,
     LinkLoad,
@@ -29,6 +30,7 @@ from policy_server.proto.policy.v1.state_pb2 import (
     NodeLoad,
     Replica,
     ReplicaLoad,
+    Service,
     ServiceRate,
 )
 from policy_server.proto.policy.v1.state_service_pb2 import LoadDelta, ReportStateRequest
@@ -226,6 +228,17 @@ async def test_batch(
 async def test_topology(serving: Serving, change: Callable[[Any], object], fragment: str) -> None:
     report = full_report(equal_endpoints(3))
     change(report.full.topology)
+    await assert_refused(serving.state.ReportState(report), INVALID, fragment)
+
+
+async def test_topology_too_large_for_its_tables(serving: Serving) -> None:
+    report = full_report(equal_endpoints(3))
+    report.full.topology.access_points.extend([AccessPoint(name=f"more-{row}") for row in range(4094)])
+    fragment = "full.topology.access_points: 4097 access points; at most 4096"
+    await assert_refused(serving.state.ReportState(report), INVALID, fragment)
+    del report.full.topology.access_points[2048:]
+    report.full.topology.services.extend([Service(name=f"more-{row}") for row in range(999)])
+    fragment = "full.topology.services: 2048000 access points x services; at most 2000000"
     await assert_refused(serving.state.ReportState(report), INVALID, fragment)
 
 

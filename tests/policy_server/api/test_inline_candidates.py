@@ -11,6 +11,7 @@ from policy_server.api.inline_candidates import (
     DEFAULT_MEMORY_BYTES,
     DEFAULT_SERVICE_CPU_MILLICORES,
     DEFAULT_SERVICE_EXECUTION_SECONDS,
+    MAXIMUM_SITES,
     snapshot_of_candidates,
 )
 from policy_server.cluster.ledger import Ledger
@@ -110,3 +111,21 @@ def test_estimates_of_accepted_figures_are_finite(listed: list[Candidate], paylo
     assert candidates.replica.tolist() == list(range(len(listed)))
     assert np.isfinite(candidates.completion_seconds).all()
     assert np.isfinite(candidates.features).all()
+
+
+def test_many_different_ways_are_rounded_as_finely_as_there_is_room() -> None:
+    random = np.random.default_rng(0)
+    delays = np.exp(random.uniform(np.log(1e-4), 0, 5000))
+    listed = [
+        Candidate(endpoint=str(row), network_delay_seconds=delay, bandwidth_bytes_per_second=1e6 * (row % 2))
+        for row, delay in enumerate(delays.tolist())
+    ]
+    listed.append(Candidate(endpoint="own"))
+    message = InlineCandidates(candidates=listed)
+    snapshot = snapshot_of_candidates(message, service="s", limit=10_000, now_seconds=5.0)
+    assert len(snapshot.topology.access_points.names) <= MAXIMUM_SITES + 1
+    candidates = candidates_of(snapshot)
+    assert candidates.local.tolist() == [0] * 5000 + [1]
+    np.testing.assert_allclose(candidates.delay_seconds[:-1], delays, rtol=0.02)
+    slow = candidates_of(snapshot, payload_bytes=1e6).network_seconds - candidates.network_seconds
+    np.testing.assert_allclose(slow[:-1], np.tile([0, 1], 2500), rtol=0.02, atol=1e-6)

@@ -91,7 +91,7 @@ async def test_abandoned_stream_leaves_nothing_behind() -> None:
         stream.cancel()
         assert (await serving.dispatch()).endpoint
         async with asyncio.timeout(10):
-            while serving.server.in_flight:
+            while serving.server.logic.in_flight:
                 await asyncio.sleep(0.01)
 
 

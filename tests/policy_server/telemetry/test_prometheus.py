@@ -64,9 +64,17 @@ def shape(text: str) -> str:
     return "\n".join(sorted(lines)) + "\n"
 
 
+def make_model_return_nan(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def score(policy: object, candidates: Any, *_: object) -> object:
+        return np.full(len(candidates), np.nan, np.float32)
+
+    write_example_bundle(models)
+    monkeypatch.setattr(OnnxDispatch, "score", score)
+
+
 async def exercise(serving: Serving) -> None:
     for _ in range(5):
-        await serving.dispatch()
+        await serving.dispatch(policy="earliest-completion")
     await serving.dispatch(policy="random")
     await error_of(serving.dispatch(service="nobody"))
     await error_of(serving.dispatch(policy="wishful"))
@@ -95,9 +103,13 @@ async def test_counts_and_durations() -> None:
     assert bounds == {*CALL_BOUNDS_SECONDS, float("inf")}
 
 
-async def test_names_and_labels_are_those_dashboards_know() -> None:
-    async with running_server(graded_endpoints(3), metrics_port=0) as serving:
+async def test_names_and_labels_are_those_dashboards_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_model_return_nan(tmp_path, monkeypatch)
+    async with running_server(graded_endpoints(3), metrics_port=0, models=tmp_path) as serving:
         await exercise(serving)
+        await serving.dispatch(policy="kais")
         shown = shape(scrape(serving))
     assert shown == GOLDEN.read_text()
 
@@ -137,12 +149,7 @@ async def test_churn_of_endpoints_adds_no_series() -> None:
 
 
 async def test_non_finite_scores_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_example_bundle(tmp_path)
-
-    def score(policy: object, candidates: Any, *_: object) -> object:
-        return np.full(len(candidates), np.nan, np.float32)
-
-    monkeypatch.setattr(OnnxDispatch, "score", score)
+    make_model_return_nan(tmp_path, monkeypatch)
     async with running_server(graded_endpoints(3), metrics_port=0, models=tmp_path) as serving:
         for _ in range(3):
             await serving.dispatch()

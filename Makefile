@@ -1,0 +1,61 @@
+# Everything runs in .venv, which `make env` creates; no other set-up is needed.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PACKAGES := policy_server training bench
+
+.PHONY: help env demo test test-slow lint protos bench evaluate train clean
+
+help: ## Show this list.
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+
+env: $(STAMP) ## Create .venv with everything: server, training, benchmarks, tests.
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(RUN)/python || $(PYTHON) -m venv $(VENV)
+	$(RUN)/python -m pip install --quiet --upgrade pip
+	$(RUN)/python -m pip install --quiet --constraint constraints.txt torch==2.13.0
+	$(RUN)/python -m pip install --quiet --constraint constraints.txt --editable '.[firmament,training,bench,dev]'
+	@if ! command -v h2load >/dev/null; then \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq nghttp2-client >/dev/null; \
+	  else \
+	    echo "h2load is missing; benchmarks use a slower client. Debian has it: apt-get install nghttp2-client"; \
+	  fi; \
+	fi
+	touch $@
+
+demo: env ## Serve the shipped policy, replay a trace as real gRPC calls, compare with three baselines.
+	$(RUN)/policy-bench demo
+
+test: env ## The test suite, without the slow tests (under ten minutes).
+	$(RUN)/python -m pytest -q -m 'not slow' -n 2 --dist loadfile
+
+test-slow: env ## The slow tests.
+	$(RUN)/python -m pytest -q -m slow
+
+lint: env ## Linter, formatter, strict types, proto lint, generated code up to date.
+	$(RUN)/ruff check .
+	$(RUN)/ruff format --check .
+	$(RUN)/mypy
+	cd protos && ../$(RUN)/buf lint
+	$(RUN)/python protos/generate.py --check
+
+protos: env ## Generate policy_server/proto from protos/.
+	$(RUN)/python protos/generate.py
+
+bench: env ## Latency of the server beside an echo server.
+	$(RUN)/policy-bench latency
+
+evaluate: env ## The dispatch policies on held-out seeds, all four patterns.
+	for workload in P1 P2 P3 P4; do $(RUN)/policy-train evaluate dispatch --workload $$workload || exit 1; done
+
+train: env ## Train the dispatch policy anew (about half an hour on two idle cores).
+	$(RUN)/policy-train dispatch --run runs/dispatch
+
+clean: ## Remove .venv and caches.
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

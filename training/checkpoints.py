@@ -1,0 +1,104 @@
+"""Training runs on disk: configuration, checkpoints, history.
+
+A run folder holds ``config.json``, ``checkpoint.pt`` (weights, optimisers, counters; loaded with
+``weights_only=True``, so nothing is unpickled), ``history.jsonl`` and TensorBoard event files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from training.algorithms.cmmac import CmmacConfig, CmmacState, initial_state
+
+CONFIG_FILE = "config.json"
+CHECKPOINT_FILE = "checkpoint.pt"
+HISTORY_FILE = "history.jsonl"
+
+
+class RunError(ValueError):
+    """A run folder that cannot be used. The message names the folder, the trouble and the remedy."""
+
+
+def create_run(folder: Path, config: CmmacConfig) -> None:
+    """Starts a run folder.
+
+    Raises:
+        RunError: the folder holds a run already.
+    """
+    if (folder / CONFIG_FILE).exists():
+        raise RunError(f"{folder}: holds a run already; go on with --resume, or choose another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CONFIG_FILE).write_text(json.dumps(asdict(config), indent=2) + "\n")
+
+
+def load_config(folder: Path) -> CmmacConfig:
+    """The configuration of a run.
+
+    Raises:
+        RunError: there is none, or it has unknown keys.
+    """
+    path = folder / CONFIG_FILE
+    if not path.exists():
+        raise RunError(f"{folder}: holds no {CONFIG_FILE}; train into it first with `policy-train dispatch`")
+    values: dict[str, Any] = json.loads(path.read_text())
+    try:
+        arguments: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
+        }
+        return CmmacConfig(**arguments)
+    except TypeError as error:
+        raise RunError(f"{path}: {error}; it was written by another version of the training code") from None
+
+
+def save_checkpoint(folder: Path, state: CmmacState) -> None:
+    """Writes the state in one step: a crash leaves the old checkpoint or the new one."""
+    temporary = folder / f"{CHECKPOINT_FILE}.partial"
+    torch.save(
+        {
+            "actor": state.actor.state_dict(),
+            "critic": state.critic.state_dict(),
+            "outcome_critic": state.outcome_critic.state_dict(),
+            "actor_optimiser": state.actor_optimiser.state_dict(),
+            "critic_optimiser": state.critic_optimiser.state_dict(),
+            "update": state.update,
+            "decisions": state.decisions,
+            "seconds": state.seconds,
+        },
+        temporary,
+    )
+    os.replace(temporary, folder / CHECKPOINT_FILE)
+    with (folder / HISTORY_FILE).open("w") as history:
+        history.writelines(json.dumps(figures) + "\n" for figures in state.history)
+
+
+def load_checkpoint(folder: Path) -> tuple[CmmacConfig, CmmacState]:
+    """Configuration and state of a run.
+
+    Raises:
+        RunError: no checkpoint, or one of other networks.
+    """
+    config = load_config(folder)
+    path = folder / CHECKPOINT_FILE
+    if not path.exists():
+        raise RunError(
+            f"{folder}: holds no {CHECKPOINT_FILE} yet; train for at least one checkpoint interval"
+        )
+    state = initial_state(config)
+    saved = torch.load(path, weights_only=True)
+    try:
+        for name in ("actor", "critic", "outcome_critic", "actor_optimiser", "critic_optimiser"):
+            getattr(state, name).load_state_dict(saved[name])
+    except (RuntimeError, KeyError, ValueError) as error:
+        raise RunError(f"{path}: does not fit the networks of this version; train anew ({error})") from None
+    state.update, state.decisions = int(saved["update"]), int(saved["decisions"])
+    state.seconds = float(saved["seconds"])
+    history = folder / HISTORY_FILE
+    if history.exists():
+        state.history = [json.loads(line) for line in history.read_text().splitlines()]
+    return config, state

@@ -1,0 +1,345 @@
+"""``policy-train``: train, evaluate and export policies."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from training.hyperparameters import given_hyperparameters, hyperparameter_options
+from training.progress import progress_bar
+from training.simulator.presets import PRESETS
+from training.workloads.patterns import Pattern
+
+# torch and matplotlib take seconds to import, so the commands that need them import them.
+from training.algorithms.cmmac import CmmacConfig  # isort: skip
+
+_notices = Console(stderr=True)
+
+
+@click.group()
+def main() -> None:
+    """Train, evaluate and export policies for edge-cloud systems."""
+
+
+@main.command("dispatch")
+@click.option(
+    "--run",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    required=True,
+    help="Folder of checkpoints, history and TensorBoard events.",
+)
+@click.option("--resume", is_flag=True, help="Go on from the run's checkpoint.")
+@click.option("--checkpoint-every", type=click.IntRange(1), default=5, show_default=True, help="Updates.")
+@click.option("--validate-every", type=click.IntRange(1), default=10, show_default=True, help="Updates.")
+@click.option("--threads", type=click.IntRange(1), default=2, show_default=True, help="CPU threads of torch.")
+@click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON.")
+@hyperparameter_options(CmmacConfig)
+def train_dispatch(
+    folder: Path,
+    resume: bool,
+    checkpoint_every: int,
+    validate_every: int,
+    threads: int,
+    as_json: bool,
+    **arguments: Any,
+) -> None:
+    """Train request dispatch by cMMAC (KaiS).
+
+    Writes checkpoints and a plot of learning into the run folder; stop with Ctrl-C and go on with --resume. Seeds of
+    held-out evaluation are never trained on.
+    """
+    import torch
+
+    from training.algorithms import cmmac
+    from training.checkpoints import RunError, create_run, load_checkpoint, save_checkpoint
+    from training.learning_plot import BASELINES_FILE, TrainingLog, plot_learning
+    from training.networks.policies import TorchDispatch
+    from training.validation import Validation
+
+    torch.set_num_threads(threads)
+    given = given_hyperparameters(CmmacConfig, arguments)
+    try:
+        if resume:
+            config, state = load_checkpoint(folder)
+            config = replace(config, **given)
+        else:
+            config = CmmacConfig(**given)
+            create_run(folder, config)
+            state = cmmac.initial_state(config)
+    except RunError as error:
+        raise click.ClickException(str(error)) from None
+    validation = Validation()
+    if not (folder / BASELINES_FILE).exists():
+        with _notices.status("running the baselines on the validation scenarios"):
+            (folder / BASELINES_FILE).write_text(json.dumps(validation.baselines(), indent=2) + "\n")
+    with TrainingLog(folder) as log, progress_bar() as progress:
+        task = progress.add_task("cMMAC", total=config.updates, completed=state.update, figures="warm start")
+
+        def on_update(current: cmmac.CmmacState, figures: dict[str, float]) -> None:
+            if current.update % validate_every == 0 or current.update == config.updates:
+                rate = validation.throughput_rate(TorchDispatch(current.actor, 0.0))
+                figures["validation_throughput_rate"] = rate
+            log.write(current.update, figures)
+            progress.update(
+                task,
+                completed=current.update,
+                figures=f"throughput rate {figures['throughput_rate']:.3f}, "
+                f"{current.decisions / 1e6:.1f} M decisions",
+            )
+            if current.update % checkpoint_every == 0 or current.update == config.updates:
+                save_checkpoint(folder, current)
+
+        try:
+            cmmac.train(config, state, on_update=on_update)
+        except KeyboardInterrupt:
+            save_checkpoint(folder, state)
+            _notices.print(f"stopped at update {state.update}; go on with --run {folder} --resume")
+            raise click.exceptions.Exit(130) from None
+    plot = plot_learning(
+        folder, state.history, f"Learning to dispatch, seed {config.seed}, credit {config.credit}"
+    )
+    summary = {
+        "run": str(folder),
+        "updates": state.update,
+        "decisions": state.decisions,
+        "seconds": state.seconds,
+        "throughput_rate": state.history[-1]["throughput_rate"] if state.history else None,
+        "plot": str(plot),
+    }
+    if as_json:
+        click.echo(json.dumps(summary))
+    else:
+        _notices.print(
+            f"trained {state.update} updates on {state.decisions / 1e6:.1f} M decisions in "
+            f"{state.seconds / 60:.1f} minutes; learning curve: {plot}"
+        )
+
+
+@main.group("evaluate")
+def evaluate_group() -> None:
+    """Evaluate policies on held-out seeds and windows."""
+
+
+@evaluate_group.command("dispatch")
+@click.option("--preset", type=click.Choice(list(PRESETS)), default="testbed-40", show_default=True)
+@click.option(
+    "--workload", type=click.Choice([p.value for p in Pattern]), help="Arrival pattern. [default: P1]"
+)
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Recorded trace to replay in place of a pattern.",
+)
+@click.option("--seeds", type=click.IntRange(2), default=20, show_default=True, help="Held-out seeds.")
+@click.option(
+    "--load",
+    type=click.FloatRange(0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Request rate as a multiple of the preset's reference rate.",
+)
+@click.option(
+    "--duration-seconds",
+    type=click.FloatRange(1),
+    default=25.0,
+    show_default=True,
+    help="Simulated, per seed.",
+)
+@click.option("--policies", help="Comma-separated names. [default: kais and all heuristics]")
+@click.option(
+    "--models",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="Folder of model bundles. [default: those shipped]",
+)
+@click.option("--processes", type=click.IntRange(1), default=2, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+def evaluate_dispatch(
+    preset: str,
+    workload: str | None,
+    trace: Path | None,
+    seeds: int,
+    load: float,
+    duration_seconds: float,
+    policies: str | None,
+    models: Path | None,
+    processes: int,
+    as_json: bool,
+) -> None:
+    """Compare dispatch policies: throughput rate and scheduling cost with 95 % intervals, and decision time."""
+    from policy_server.runtime.bundle import BundleError
+    from training.evaluation.dispatch import DispatchEvaluation, evaluate
+    from training.workloads.traces.errors import TraceError
+
+    if workload is not None and trace is not None:
+        raise click.UsageError(f"--workload {workload} and --trace {trace}: give one of them")
+    pattern = Pattern(workload or "P1") if trace is None else None
+    evaluation = DispatchEvaluation(
+        preset=preset,
+        workload=pattern,
+        trace=trace,
+        seeds=seeds,
+        load=load,
+        duration_seconds=duration_seconds,
+        models=models,
+    )
+    if policies is not None:
+        evaluation = replace(evaluation, policies=tuple(name.strip() for name in policies.split(",")))
+    try:
+        with progress_bar() as progress:
+            task = progress.add_task("evaluate", total=len(evaluation.policies), figures="")
+            figures = evaluate(
+                evaluation,
+                processes=processes,
+                on_done=lambda name: progress.update(task, advance=1, figures=name),
+            )
+    except (LookupError, BundleError, TraceError, OSError) as error:
+        raise click.ClickException(str(error)) from None
+    if as_json:
+        click.echo(
+            json.dumps(
+                {
+                    "preset": preset,
+                    "workload": evaluation.workload_name,
+                    "seeds": seeds,
+                    "load": load,
+                    "duration_seconds": duration_seconds,
+                    "policies": {name: policy.to_json() for name, policy in figures.items()},
+                },
+                indent=2,
+            )
+        )
+        return
+    table = Table(
+        title=f"{preset}, {evaluation.workload_name}, load {load:g}: {seeds} held-out seeds of "
+        f"{duration_seconds:g} s, mean and half of the 95 % interval",
+    )
+    for heading in ("policy", "throughput rate", "cost / native", "kais ahead by", "decision p50", "p99"):
+        table.add_column(heading, justify="left" if heading == "policy" else "right", no_wrap=True)
+    for name, row in sorted(figures.items(), key=lambda item: -item[1].throughput_rate.mean):
+        advantage = row.learned_advantage
+        table.add_row(
+            name,
+            f"{row.throughput_rate.mean:.3f} ±{row.throughput_rate.half_width:.3f}",
+            f"{row.scheduling_cost.mean:.2f} ±{row.scheduling_cost.half_width:.2f}",
+            "" if advantage is None else f"{advantage.mean:+.3f} ±{advantage.half_width:.3f}",
+            f"{row.decision_p50_seconds * 1e6:.0f} us",
+            f"{row.decision_p99_seconds * 1e6:.0f} us",
+        )
+    console = Console()
+    Console(width=None if console.is_terminal else 120).print(table)
+
+
+@main.command("export")
+@click.option(
+    "--run",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    required=True,
+    help="Folder of the run.",
+)
+@click.option(
+    "--models",
+    "root",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("exported_models"),
+    show_default=True,
+    help="Root of the model bundles.",
+)
+@click.option("--version", required=True, help="Semantic version of the bundle; a version never changes.")
+@click.option(
+    "--sampling-temperature",
+    type=click.FloatRange(0),
+    default=0.0,
+    show_default=True,
+    help="0 serves the best score; above 0 samples from softmax(score / temperature).",
+)
+@click.option(
+    "--evaluation",
+    "evaluations",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    multiple=True,
+    help="JSON output of `policy-train evaluate dispatch` to record in the manifest; may be repeated.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the bundle's folder as JSON.")
+def export_command(
+    folder: Path,
+    root: Path,
+    version: str,
+    sampling_temperature: float,
+    evaluations: tuple[Path, ...],
+    as_json: bool,
+) -> None:
+    """Export a trained dispatch policy as a model bundle, verified against torch."""
+    import torch
+
+    from policy_server.runtime.bundle import BundleError
+    from policy_server.runtime.manifest import TrainingRecord
+    from training.checkpoints import RunError, load_checkpoint
+    from training.export import ExportError, write_dispatch_bundle
+
+    try:
+        config, state = load_checkpoint(folder)
+        bundle = write_dispatch_bundle(
+            state.actor,
+            root,
+            version=version,
+            sampling_temperature=sampling_temperature,
+            training=TrainingRecord(
+                command=training_command(config),
+                seed=config.seed,
+                data=f"generated patterns {', '.join(Pattern)}, training seeds, presets "
+                f"{', '.join(dict.fromkeys(config.presets))}",
+                git_commit=_git_commit(),
+                torch_version=str(torch.__version__),
+                steps=state.decisions,
+                wall_seconds=state.seconds,
+            ),
+            evaluation={path.stem: json.loads(path.read_text()) for path in evaluations},
+        )
+    except (RunError, ExportError, BundleError) as error:
+        raise click.ClickException(str(error)) from None
+    if as_json:
+        click.echo(json.dumps({"bundle": str(bundle)}))
+    else:
+        _notices.print(f"exported {bundle}")
+
+
+def training_command(config: CmmacConfig) -> str:
+    """The command line that trains with this configuration: every value that differs from its default."""
+    words = ["policy-train", "dispatch", "--run", "RUN"]
+    defaults = asdict(CmmacConfig())
+    for name, value in asdict(config).items():
+        if value == defaults[name]:
+            continue
+        option = f"--{name.replace('_', '-')}"
+        if isinstance(value, tuple) and isinstance(value[0], str):
+            for item in value:
+                words += [option, item]
+        else:
+            words += [option, *map(str, value if isinstance(value, tuple) else (value,))]
+    return shlex.join(words)
+
+
+def _git_commit() -> str:
+    """The commit of the training code, ``unknown`` outside a checkout."""
+    answer = subprocess.run(
+        ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return answer.stdout.strip() if answer.returncode == 0 else "unknown"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
