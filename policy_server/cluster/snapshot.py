@@ -268,10 +268,15 @@ def disjoint_union_topology(topologies: Sequence[Topology]) -> Topology:
         return topologies[0]
     first = topologies[0]
     for position, other in enumerate(topologies):
-        if other.services is not first.services and other.services.names != first.services.names:
+        if not _same_columns(other.services, first.services):
             raise SnapshotError(
                 f"topologies[{position}].services: differ from topologies[0].services; "
                 "systems of one union share their services"
+            )
+        if other.local_delay_seconds != first.local_delay_seconds:
+            raise SnapshotError(
+                f"topologies[{position}].local_delay_seconds: {other.local_delay_seconds}, and "
+                f"{first.local_delay_seconds} in topologies[0]; systems of one union share it"
             )
     access_point_offsets = _offsets(len(t.access_points.names) for t in topologies)
     node_offsets = _offsets(len(t.nodes.names) for t in topologies)
@@ -399,6 +404,17 @@ def _check_topology(topology: Topology) -> None:
         raise SnapshotError(f"links[{row}]: joins an access point to itself; remove it")
     if len(access_points.system) and bool((np.diff(access_points.system) < 0).any()):
         raise SnapshotError("access_points.system: not ascending; list the systems one after another")
+    if len(access_points.system) and int(access_points.system[0]) != 0:
+        raise SnapshotError(f"access_points.system[0]: {int(access_points.system[0])}; the first system is 0")
+    across = access_points.system[links.source] != access_points.system[links.target]
+    if across.any():
+        raise SnapshotError(f"links[{int(np.flatnonzero(across)[0])}]: joins two systems; remove it")
+
+
+def _same_columns(one: Services, other: Services) -> bool:
+    if one is other:
+        return True
+    return all(np.array_equal(getattr(one, c.name), getattr(other, c.name)) for c in fields(Services))
 
 
 def _check_load(topology: Topology, load: Load) -> None:
@@ -422,6 +438,13 @@ def _check_load(topology: Topology, load: Load) -> None:
         if name == "replica_latency_seconds":
             values = np.where(np.isnan(values), 0, values)
         check_finite(name, values)
+    unknown = load.replica_state > max(ReplicaState)
+    if unknown.any():
+        row = int(np.flatnonzero(unknown)[0])
+        raise SnapshotError(
+            f"replica_state[{row}]: {int(load.replica_state[row])}; "
+            f"must be one of {', '.join(f'{int(state)} ({state.name})' for state in ReplicaState)}"
+        )
 
 
 def check_finite(label: str, values: NDArray[np.generic], *, positive: bool = False) -> None:

@@ -101,3 +101,12 @@ def test_services_must_be_the_same() -> None:
         SnapshotError, match=r"topologies\[1\]\.services: differ from topologies\[0\]\.services"
     ):
         disjoint_union_topology([first, second])
+
+
+def test_systems_that_disagree_are_refused() -> None:
+    topology = example_topology()
+    slower = replace(topology.services, execution_seconds=topology.services.execution_seconds * 2)
+    with pytest.raises(SnapshotError, match=r"topologies\[1\].services: differ"):
+        disjoint_union_topology([topology, replace(topology, services=slower)])
+    with pytest.raises(SnapshotError, match=r"topologies\[1\].local_delay_seconds: 0.5"):
+        disjoint_union_topology([topology, replace(topology, local_delay_seconds=0.5)])

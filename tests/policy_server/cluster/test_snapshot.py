@@ -88,3 +88,11 @@ def test_idle_load_holds_the_memory_of_the_replicas_only(ready: bool, state: Rep
         if name not in ("node_memory_used_bytes", "replica_latency_seconds"):
             assert not getattr(load, name).any()
     Snapshot(topology, load)
+
+
+def test_an_unknown_replica_state_is_refused() -> None:
+    snapshot = example_snapshot(example_topology())
+    state = snapshot.load.replica_state.copy()
+    state[1] = 7
+    with pytest.raises(SnapshotError, match=r"replica_state\[1\]: 7; must be one of 0 \(STARTING\)"):
+        Snapshot(snapshot.topology, replace(snapshot.load, replica_state=state))

@@ -5,7 +5,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from policy_server.cluster.snapshot import NO_LINK, Snapshot, SnapshotError, Topology
+from policy_server.cluster.snapshot import (
+    NO_LINK,
+    Snapshot,
+    SnapshotError,
+    Topology,
+    disjoint_union_topology,
+)
 from tests.support.systems import example_topology, snapshots
 
 
@@ -176,6 +182,13 @@ def test_link_rows(snapshot: Snapshot) -> None:
 def test_system_count() -> None:
     topology = example_topology(access_points=3)
     assert topology.system_count == 1
-    assert (
-        with_column(topology, "access_points", "system", np.array([0, 0, 1, 1], np.int32)).system_count == 2
-    )
+    assert disjoint_union_topology([topology, topology]).system_count == 2
+
+
+def test_systems_start_at_zero_and_no_link_joins_two() -> None:
+    topology = example_topology(access_points=3)
+    shifted = topology.access_points.system + np.int32(1)
+    with pytest.raises(SnapshotError, match=r"access_points.system\[0\]: 1; the first system is 0"):
+        with_column(topology, "access_points", "system", shifted)
+    with pytest.raises(SnapshotError, match=r"links\[\d+\]: joins two systems; remove it"):
+        with_column(topology, "access_points", "system", np.array([0, 0, 1, 1], np.int32))
