@@ -196,7 +196,7 @@ def evaluate_dispatch(
         evaluation = replace(evaluation, policies=tuple(name.strip() for name in policies.split(",")))
     try:
         with progress_bar() as progress:
-            task = progress.add_task("evaluate", total=len(evaluation.policies), figures="")
+            task = progress.add_task("evaluate", total=len(evaluation.runs), figures="")
             figures = evaluate(
                 evaluation,
                 processes=processes,

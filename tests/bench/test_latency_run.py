@@ -164,7 +164,10 @@ def test_the_real_server_is_measured_on_the_scenario(tmp_path: Path, monkeypatch
     monkeypatch.setattr("bench.void.LEAST_ACHIEVED_SHARE", 0.0)
     write_example_bundle(tmp_path)
     settings = replace(SETTINGS, repetitions=1, open_loop_repetitions=1)
-    with started_server(partial(policy_server_command, models=tmp_path), policy="") as dispatch:
+    # On a busy machine a decision may miss the default budget, and the fallback would answer.
+    patient = ("--model-budget-seconds", "10")
+    command = partial(policy_server_command, models=tmp_path, arguments=patient)
+    with started_server(command, policy="") as dispatch:
         method = run_latency(dispatch, settings, lambda step: None).report.method
         assert method.candidates == 10
         assert method.policy == "kais 1.0.0"

@@ -65,6 +65,11 @@ class DispatchEvaluation:
     models: Path | None = None
 
     @property
+    def runs(self) -> tuple[str, ...]:
+        """The policies to run: those asked for, and Native, which costs are relative to."""
+        return self.policies if NATIVE in self.policies else (*self.policies, NATIVE)
+
+    @property
     def workload_name(self) -> str:
         """Pattern, or file name of the trace."""
         return self.workload.value if self.workload is not None else self.trace.name if self.trace else ""
@@ -138,10 +143,9 @@ def evaluate(
     Raises:
         LookupError: an unknown policy, or no bundle for the learned one.
     """
-    names = list(evaluation.policies)
-    for name in names:
+    for name in evaluation.policies:
         _policy(name, evaluation.models)
-    runs = names if NATIVE in names else [*names, NATIVE]
+    runs = evaluation.runs
     outcomes: dict[str, PolicyOutcome] = {}
     if processes <= 1:
         for name in runs:
@@ -157,7 +161,7 @@ def evaluate(
             for future in as_completed(pending):
                 outcomes[pending[future]] = future.result()
                 on_done(pending[future])
-    return {name: _figures(name, outcomes) for name in names}
+    return {name: _figures(name, outcomes) for name in evaluation.policies}
 
 
 def run_policy(evaluation: DispatchEvaluation, name: str) -> PolicyOutcome:
