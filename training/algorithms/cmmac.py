@@ -5,7 +5,8 @@ ready replicas that can be reached are candidates at all). The paper's plain alg
 warm_start_slots=0, clip=0, staleness_slots=0``; its defaults here add, each behind its own switch:
 
 - a warm start by imitating the earliest-completion rule (``warm_start_slots``),
-- difference rewards instead of one team reward (``credit``),
+- credit for each decision's own request instead of one team reward (``credit``); difference rewards, which charge
+  the harm done to others as well, are there too,
 - clipped updates, several passes over each rollout (PPO, Schulman et al., 2017; ``clip``, ``passes``),
 - stale snapshots in training (``staleness_slots``),
 - many simulated systems of random load, pattern and size stepped as one batch (``systems``, ``presets``).
@@ -45,17 +46,17 @@ class CmmacConfig:
 
     seed: int = 0
     """Of the networks, the systems, the requests and the sampling."""
-    updates: int = 150
+    updates: int = 70
     """Rollouts to learn from after the warm start."""
-    systems: int = 24
+    systems: int = 8
     """Systems simulated side by side."""
-    rollout_slots: int = 40
+    rollout_slots: int = 32
     """Slots learned from per rollout."""
     tail_slots: int = 16
     """Slots simulated after them so that every request's outcome is known; longer than the longest deadline."""
-    settle_slots: int = 24
+    settle_slots: int = 16
     """Slots a new batch of systems runs before it is learned from."""
-    rollouts_per_batch: int = 2
+    rollouts_per_batch: int = 3
     """Rollouts from one batch of systems before new ones are drawn."""
     presets: tuple[str, ...] = ("testbed-40", "testbed-40", "testbed-100")
     """Systems are drawn from these in turn."""
@@ -65,7 +66,7 @@ class CmmacConfig:
     """Snapshots are up to this many slots late."""
     warm_start_slots: int = 120
     """Slots of earliest-completion decisions to imitate before learning from reward; 0: none."""
-    credit: Credit = "difference"
+    credit: Credit = "own"
     """See :mod:`training.algorithms.credit`."""
     harm_weight: float = 1.0
     """Weight of the harm done to others against the own outcome (difference rewards)."""
@@ -81,7 +82,7 @@ class CmmacConfig:
     """Lambda of GAE (team credit)."""
     clip: float = 0.2
     """Ratio clip of PPO; 0: plain policy gradient, one pass."""
-    passes: int = 3
+    passes: int = 2
     """Passes over each rollout."""
     learning_rate: float = 1e-3
     """Of the actor at the start; falls linearly to a tenth."""
