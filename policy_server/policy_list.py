@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from policy_server.policies.heuristics import HEURISTIC_DISPATCH_NAMES
+from policy_server.policies.heuristics import HEURISTIC_DISPATCH_NAMES, heuristic_dispatch
 from policy_server.runtime.bundle import BundleError, find_bundles
 
 
@@ -22,7 +22,7 @@ class ListedPolicy:
         version: of the bundle; empty for a heuristic.
         kind: ``model`` or ``heuristic``.
         path: of the bundle; empty for a heuristic.
-        refused: why the bundle would not be loaded; empty if it would.
+        refused: why the policy would not be loaded; empty if it would.
     """
 
     name: str
@@ -53,7 +53,14 @@ def list_policies(models: Path | None) -> list[ListedPolicy]:
             listed.append(
                 ListedPolicy(location.policy, location.version, "model", str(location.path), refused)
             )
-    return [*listed, *(ListedPolicy(name, "", "heuristic") for name in HEURISTIC_DISPATCH_NAMES)]
+    for name in HEURISTIC_DISPATCH_NAMES:
+        refused = ""
+        try:
+            heuristic_dispatch(name)
+        except ImportError as error:
+            refused = str(error)
+        listed.append(ListedPolicy(name, "", "heuristic", refused=refused))
+    return listed
 
 
 def print_policies(listed: list[ListedPolicy]) -> None:

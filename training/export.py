@@ -7,6 +7,10 @@ the margin exceeds 1e-4.
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,21 +155,40 @@ def _export(network: nn.Module, example: Arrays, outputs: tuple[str, ...], name:
         }
         for spec in dispatch_signatures(1)[name].inputs
     }
-    program = torch.onnx.export(
-        network,
-        kwargs={key: torch.from_numpy(value) for key, value in example.items()},
-        dynamo=True,
-        opset_version=OPSET,
-        input_names=list(example),
-        output_names=list(outputs),
-        dynamic_shapes=dimensions,
-        verbose=False,
-    )
-    if program is None:
-        raise ExportError(f"{name}: torch.onnx.export returned nothing")
-    program.optimize()
+    with _quiet_exporter():
+        program = torch.onnx.export(
+            network,
+            kwargs={key: torch.from_numpy(value) for key, value in example.items()},
+            dynamo=True,
+            opset_version=OPSET,
+            input_names=list(example),
+            output_names=list(outputs),
+            dynamic_shapes=dimensions,
+            verbose=False,
+        )
+        if program is None:
+            raise ExportError(f"{name}: torch.onnx.export returned nothing")
+        program.optimize()
     model: bytes = program.model_proto.SerializeToString()
     return model
+
+
+@contextlib.contextmanager
+def _quiet_exporter() -> Iterator[None]:
+    """Silences what torch's exporter says of itself: deprecations inside torch, optional packages it looks for."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore", FutureWarning)
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore", UserWarning)
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
 
 
 def _run_torch(network: nn.Module, inputs: Arrays, outputs: tuple[str, ...]) -> dict[str, NDArray[Any]]:

@@ -29,9 +29,9 @@ from training.algorithms.credit import (
     discounted_node_failures,
     generalised_advantages,
     others_failures,
-    slot_reward,
 )
 from training.algorithms.rollout import Rollout, SlotDecisions, collect
+from training.algorithms.slot_reward import slot_reward
 from training.environments.dispatch import DispatchEnvironment
 from training.networks.dispatch import CentralCritic, DispatchActor, DispatchNetworkSizes
 from training.networks.policies import TorchDispatch, replica_tensors, system_tensors

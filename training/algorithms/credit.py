@@ -22,21 +22,6 @@ import numpy as np
 
 from policy_server.cluster.snapshot import Float32Array, Float64Array
 from training.algorithms.rollout import Rollout, SlotDecisions
-from training.simulator.metrics import SlotOutcome
-
-
-def slot_reward(outcome: SlotOutcome, balance_weight: float) -> Float64Array:
-    """float64 [S]: the paper's reward exp(-lambda - w * sigma) of one slot.
-
-    Args:
-        outcome: of the slot.
-        balance_weight: w.
-    """
-    resolved = outcome.met + outcome.failed
-    violations = np.divide(outcome.failed, resolved, out=np.zeros(len(resolved)), where=resolved > 0)
-    imbalance = (outcome.cpu_usage_std + outcome.memory_usage_std) / 2
-    reward: Float64Array = np.exp(-violations - balance_weight * imbalance)
-    return reward
 
 
 def generalised_advantages(

@@ -23,7 +23,24 @@ from policy_server.cluster.snapshot import Int32Array, Int64Array
 from policy_server.features.candidates import Candidates
 from policy_server.policies.dispatch import DispatchPolicy, DispatchView, no_decisions, pick, record_picks
 from training.simulator.metrics import SlotOutcome
-from training.simulator.simulator import SlotRequests, VectorSimulator
+from training.simulator.simulator import REJECT, SlotRequests, VectorSimulator
+
+
+@dataclass(frozen=True)
+class OpenRound:
+    """One batch of requests to decide, at most one per dispatcher.
+
+    Attributes:
+        view: of the snapshot to decide on.
+        candidates: of the round's queries.
+        request: int64 [Q], position of each query among the slot's arrivals.
+        at_seconds: when the round is decided.
+    """
+
+    view: DispatchView
+    candidates: Candidates
+    request: Int64Array
+    at_seconds: float
 
 
 @dataclass(frozen=True)
@@ -69,15 +86,37 @@ class DispatchEnvironment:
         self._views: deque[DispatchView] = deque(maxlen=staleness_slots + 1)
         self._ledger: Ledger | None = None
         self._dispatcher_row: Int32Array = np.zeros(0, np.int32)
+        self._chosen: Int32Array = np.zeros(0, np.int32)
 
     def step(self, policy: DispatchPolicy, observer: RoundObserver | None = None) -> SlotOutcome:
         """Decides all requests of the current slot and simulates it."""
+        for asked in self.rounds(shares_picks=policy.shares_picks):
+            candidates = asked.candidates
+            if len(candidates):
+                scores = policy.score(candidates, asked.view.prepared(policy), self._random)
+                _, position = pick(
+                    scores, candidates, self._random, sampling_temperature=policy.sampling_temperature
+                )
+            else:
+                _, position = no_decisions(candidates, 0)
+            self.decide(asked, position)
+            if observer is not None:
+                observer(Round(asked.view, candidates, asked.request, position))
+        return self.finish_slot()
+
+    def rounds(self, *, shares_picks: bool) -> Iterator[OpenRound]:
+        """The rounds of the current slot, one after another; :meth:`decide` each before taking the next.
+
+        Args:
+            shares_picks: whether all access points of a system decide as one (one request per system and round), or
+                each knows its own picks only (one per access point and round).
+        """
         arrivals = self.simulator.arrivals()
         view = self._observe()
         ledger = self._bound_ledger(view)
-        chosen = np.full(len(arrivals.access_point), -1, np.int32)
+        self._chosen = np.full(len(arrivals), REJECT, np.int32)
         now_seconds = self.simulator.now_seconds
-        for rows in _rounds(arrivals, policy.shares_picks):
+        for rows in rounds_of(arrivals, shares_picks):
             access_point = arrivals.access_point[rows]
             queries = DispatchQueries(
                 service=arrivals.service[rows],
@@ -85,24 +124,28 @@ class DispatchEnvironment:
                 deadline_seconds=arrivals.deadline_seconds[rows],
                 payload_bytes=arrivals.payload_bytes[rows],
                 dispatcher=np.zeros(len(rows), np.int32)
-                if policy.shares_picks
+                if shares_picks
                 else self._dispatcher_row[access_point],
             )
             at_seconds = max(now_seconds, float(arrivals.arrival_seconds[rows].mean()))
-            candidates = view.candidates(queries, ledger, at_seconds)
-            if len(candidates):
-                scores = policy.score(candidates, view.prepared(policy), self._random)
-                _, position = pick(
-                    scores, candidates, self._random, sampling_temperature=policy.sampling_temperature
-                )
-                record_picks(candidates, position, ledger, at_seconds)
-                made = position >= 0
-                chosen[rows[made]] = candidates.replica[position[made]]
-            else:
-                _, position = no_decisions(candidates, 0)
-            if observer is not None:
-                observer(Round(view, candidates, rows, position))
-        return self.simulator.advance(chosen)
+            yield OpenRound(view, view.candidates(queries, ledger, at_seconds), rows, at_seconds)
+
+    def decide(self, asked: OpenRound, position: Int64Array) -> None:
+        """Settles a round.
+
+        Args:
+            asked: the latest round of :meth:`rounds`.
+            position: int64 [Q], choice of each query on the candidate axis, -1 rejects the request.
+        """
+        candidates = asked.candidates
+        if len(candidates):
+            record_picks(candidates, position, candidates.ledger, asked.at_seconds)
+        made = position >= 0
+        self._chosen[asked.request[made]] = candidates.replica[position[made]]
+
+    def finish_slot(self) -> SlotOutcome:
+        """Simulates the slot as decided; a request that no round decided is rejected."""
+        return self.simulator.advance(self._chosen)
 
     @property
     def view(self) -> DispatchView:
@@ -134,7 +177,7 @@ class DispatchEnvironment:
         return self._ledger
 
 
-def _rounds(arrivals: SlotRequests, shares_picks: bool) -> Iterator[Int64Array]:
+def rounds_of(arrivals: SlotRequests, shares_picks: bool) -> Iterator[Int64Array]:
     """Positions of the arrivals of each round: the k-th of every dispatcher, in order of arrival."""
     dispatcher = arrivals.system if shares_picks else arrivals.access_point
     if not len(dispatcher):
