@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from bench.commands import policy_server_command
 from bench.server_process import ServerProcess, free_port
 from policy_server.api.messages import load_to_message, topology_to_message
 from policy_server.cluster.snapshot import Snapshot, Topology
+from policy_server.policies.heuristics import HEURISTIC_DISPATCH_NAMES
 from policy_server.proto.policy.v1.decision_pb2 import DecisionSource
 from policy_server.proto.policy.v1.dispatch_service_pb2 import DispatchRequest, DispatchResponse
 from policy_server.proto.policy.v1.dispatch_service_pb2_grpc import DispatchServiceStub
@@ -34,7 +36,7 @@ from policy_server.proto.policy.v1.state_service_pb2 import (
 from policy_server.proto.policy.v1.state_service_pb2_grpc import StateServiceStub
 from policy_server.runtime.bundle import find_bundles
 from training.scenarios import Scenario, build_simulator
-from training.simulator.simulator import SlotRequests, VectorSimulator
+from training.simulator.simulator import REJECT, SlotRequests, VectorSimulator
 from training.workloads.patterns import Pattern
 from training.workloads.seeds import held_out_seed
 from training.workloads.traces.windows import Split
@@ -43,6 +45,13 @@ LEARNED = "kais"
 BASELINES = ("earliest-completion", "greedy", "round-robin")
 CALLS_IN_FLIGHT = 4
 CALL_TIMEOUT_SECONDS = 10.0
+REFERENCE = "round-robin"
+"""Always runs: costs are relative to its."""
+_DEATH_NOTICE_SECONDS = 1.0
+
+
+class DemoError(RuntimeError):
+    """The demo cannot be run or finished. The message says why and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,18 +64,22 @@ class DemoPlan:
         seconds: simulated time per policy.
         load: request rate as a multiple of the preset's reference rate.
         seed: index of the held-out seed and trace window.
-        policies: names, in the order they run.
+        policies: names, in the order they run; the reference is one of them.
     """
 
     preset: str = "testbed-40"
     trace: Path | None = None
-    seconds: float = 12.0
-    load: float = 1.2
+    seconds: float = 15.0
+    load: float = 1.6
     seed: int = 0
     policies: tuple[str, ...] = ()
 
     def simulator(self) -> VectorSimulator:
-        """The cluster and its requests, the same for every policy."""
+        """The cluster and its requests, the same at every call.
+
+        Raises:
+            TraceError: the trace cannot be read.
+        """
         scenario = Scenario(
             preset=self.preset,
             seed=held_out_seed(self.seed),
@@ -80,6 +93,23 @@ class DemoPlan:
 
 
 @dataclass(frozen=True)
+class DemoProgress:
+    """How far one policy's run has come.
+
+    Attributes:
+        policy: name.
+        simulated_seconds: done so far.
+        calls: Dispatch calls made so far.
+        calls_per_second: of real time, the simulator's share included.
+    """
+
+    policy: str
+    simulated_seconds: float
+    calls: int
+    calls_per_second: float
+
+
+@dataclass(frozen=True)
 class DemoResult:
     """One policy's run.
 
@@ -87,13 +117,12 @@ class DemoResult:
         policy: name.
         throughput_rate: requests answered within their deadline / requests arrived, in the simulated cluster.
         cost_bytes: bytes that its decisions moved between access points and to the cloud.
-        decisions: Dispatch calls.
+        decisions: Dispatch calls; each request that arrived is asked about once.
         p50_seconds: of a call, seen by the Python client.
         p99_seconds: likewise.
         learned_share: calls answered by a model.
         fallback_share: calls answered by the fallback policy.
-        refused: calls that ended in an error; their requests are lost.
-        calls_per_second: real time.
+        calls_per_second: of real time, the simulator's share included.
     """
 
     policy: str
@@ -104,11 +133,10 @@ class DemoResult:
     p99_seconds: float
     learned_share: float
     fallback_share: float
-    refused: int
     calls_per_second: float
 
     def to_json(self, reference_cost_bytes: float) -> dict[str, Any]:
-        """The figures, the cost relative to a reference."""
+        """The figures, the cost relative to that of the reference; null where the reference moves nothing."""
         return {
             "throughput_rate": self.throughput_rate,
             "scheduling_cost": self.cost_bytes / reference_cost_bytes if reference_cost_bytes else None,
@@ -116,40 +144,73 @@ class DemoResult:
             "decision_seconds": {"p50": self.p50_seconds, "p99": self.p99_seconds},
             "learned_share": self.learned_share,
             "fallback_share": self.fallback_share,
-            "refused": self.refused,
             "calls_per_second": self.calls_per_second,
         }
 
 
+def known_policies() -> tuple[str, ...]:
+    """Names that the server of the demo knows: of the bundles that ship with the package, and the heuristics."""
+    return (*find_bundles(), *HEURISTIC_DISPATCH_NAMES)
+
+
 def default_policies() -> tuple[str, ...]:
     """The learned policy, if a bundle of it ships with the package, and three baselines."""
-    return (LEARNED, *BASELINES) if find_bundles().get(LEARNED) else BASELINES
+    return (LEARNED, *BASELINES) if LEARNED in known_policies() else BASELINES
 
 
-def run_demo(plan: DemoPlan, on_slot: Callable[[str, VectorSimulator, int], None]) -> list[DemoResult]:
+def count_requests(plan: DemoPlan) -> int:
+    """How many requests arrive. At first use, the simulator is compiled meanwhile.
+
+    Raises:
+        DemoError: none.
+        TraceError: the trace cannot be read.
+    """
+    simulator = plan.simulator()
+    requests = 0
+    while not simulator.done:
+        arrivals = len(simulator.arrivals())
+        simulator.advance(np.full(arrivals, REJECT, np.int32))
+        requests += arrivals
+    if not requests:
+        raise DemoError(f"no request arrives in {plan.seconds:g} s at load {plan.load:g}; raise one of them")
+    return requests
+
+
+def run_demo(plan: DemoPlan, on_slot: Callable[[DemoProgress], None]) -> list[DemoResult]:
     """Starts the server and runs every policy on the same cluster and requests.
 
     Args:
         plan: what to replay.
-        on_slot: called after each slot with the policy, its simulator and the calls made so far.
+        on_slot: called after each slot.
 
     Raises:
+        DemoError: the server refuses a call.
         ServerError: the server did not start or died.
         TraceError: the trace cannot be read.
     """
     port = free_port()
     command = policy_server_command(port, arguments=["--policy", plan.policies[0]])
+    results = []
     with ServerProcess("policy-server", command, port) as server:
-        return [asyncio.run(_run(server.address, plan, name, on_slot)) for name in plan.policies]
+        for policy in plan.policies:
+            try:
+                results.append(asyncio.run(_run(server.address, plan, policy, on_slot)))
+            except grpc.aio.AioRpcError as error:
+                server.check_alive(_DEATH_NOTICE_SECONDS)
+                raise DemoError(
+                    f"{policy}: the server refuses: {error.code().name}: {error.details()}. "
+                    f"Its output:\n{server.output()}"
+                ) from None
+    return results
 
 
 async def _run(
-    address: str, plan: DemoPlan, policy: str, on_slot: Callable[[str, VectorSimulator, int], None]
+    address: str, plan: DemoPlan, policy: str, on_slot: Callable[[DemoProgress], None]
 ) -> DemoResult:
     simulator = plan.simulator()
     latency = HdrHistogram(1, 60_000_000, 3)
-    sources: dict[int, int] = {}
-    calls, refused = 0, 0
+    sources: Counter[int] = Counter()
+    calls = 0
     started = time.monotonic()
     async with grpc.aio.insecure_channel(address) as channel:
         reporter = _Reporter(StateServiceStub(channel))
@@ -159,18 +220,12 @@ async def _run(
             await reporter.report(snapshot)
             topology = snapshot.topology
             answers = await _ask(dispatch, simulator.arrivals(), topology, policy, latency)
-            replica = np.full(len(answers), -1, np.int32)
-            for row, answer in enumerate(answers):
-                if answer is None:
-                    refused += 1
-                    continue
-                replica[row] = topology.replica_index[answer.endpoint]
-                source = answer.provenance.source
-                sources[source] = sources.get(source, 0) + 1
+            sources.update(answer.provenance.source for answer in answers)
+            replica = np.array([topology.replica_index[answer.endpoint] for answer in answers], np.int32)
             simulator.advance(replica, topology=topology)
             calls += len(answers)
-            on_slot(policy, simulator, calls)
-    elapsed = time.monotonic() - started
+            rate = calls / (time.monotonic() - started)
+            on_slot(DemoProgress(policy, min(simulator.now_seconds, plan.seconds), calls, rate))
     result = simulator.results()[0]
     return DemoResult(
         policy=policy,
@@ -179,10 +234,9 @@ async def _run(
         decisions=calls,
         p50_seconds=latency.get_value_at_percentile(50) / 1e6,
         p99_seconds=latency.get_value_at_percentile(99) / 1e6,
-        learned_share=sources.get(DecisionSource.DECISION_SOURCE_LEARNED, 0) / max(calls, 1),
-        fallback_share=sources.get(DecisionSource.DECISION_SOURCE_FALLBACK, 0) / max(calls, 1),
-        refused=refused,
-        calls_per_second=calls / elapsed,
+        learned_share=sources[DecisionSource.DECISION_SOURCE_LEARNED] / calls,
+        fallback_share=sources[DecisionSource.DECISION_SOURCE_FALLBACK] / calls,
+        calls_per_second=calls / (time.monotonic() - started),
     )
 
 
@@ -213,12 +267,12 @@ async def _ask(
     topology: Topology,
     policy: str,
     latency: HdrHistogram,
-) -> Sequence[DispatchResponse | None]:
-    """Asks about each arrival, in order of arrival and a few at a time; None where the server refused."""
+) -> Sequence[DispatchResponse]:
+    """Asks about each arrival, in order of arrival and a few at a time; records the latency in microseconds."""
     services, access_points = topology.services.names, topology.access_points.names
     order = np.argsort(arrivals.arrival_seconds, kind="stable")
     waiting = iter(order.tolist())
-    answers: list[DispatchResponse | None] = [None] * len(order)
+    answers: dict[int, DispatchResponse] = {}
 
     async def caller() -> None:
         for row in waiting:
@@ -228,14 +282,10 @@ async def _ask(
                 deadline_seconds=float(arrivals.deadline_seconds[row]),
                 payload_bytes=float(arrivals.payload_bytes[row]),
                 policy=policy,
-                max_alternatives=0,
             )
             started = time.perf_counter()
-            try:
-                answers[row] = await dispatch(request, timeout=CALL_TIMEOUT_SECONDS)
-            except grpc.aio.AioRpcError:
-                answers[row] = None
+            answers[row] = await dispatch(request, timeout=CALL_TIMEOUT_SECONDS)
             latency.record_value(max(1, round((time.perf_counter() - started) * 1e6)))
 
     await asyncio.gather(*(caller() for _ in range(CALLS_IN_FLIGHT)))
-    return answers
+    return [answers[row] for row in range(len(order))]

@@ -55,6 +55,7 @@ class Ledger:
         self.node_pending_cpu: Float32Array = np.zeros((self._dispatchers, nodes), np.float32)
         self.link_pending_bytes: Float32Array = np.zeros(len(topology.links.source), np.float32)
         self.replica_picks: Int64Array = np.zeros((self._dispatchers, replicas), np.int64)
+        self._node: Int32Array = topology.replicas.node
         self._cpu_share: Float32Array = (
             topology.services.cpu_millicores[topology.replicas.service]
             / topology.nodes.cpu_millicores[topology.replicas.node]
@@ -92,9 +93,6 @@ class Ledger:
         self._link[rows] = link
         self._bytes[rows] = payload_bytes
         self._visible_at[rows] = visible_at_seconds
-        if len(replica) == 1:
-            self._count_one(int(dispatcher[0]), int(replica[0]), int(link[0]), float(payload_bytes[0]))
-            return
         flat = dispatcher.astype(np.int64) * self.replica_pending.shape[1] + replica
         np.add.at(self.replica_pending.reshape(-1), flat, np.float32(1))
         np.add.at(self.replica_picks.reshape(-1), flat, 1)
@@ -104,10 +102,19 @@ class Ledger:
         forwarded = link >= 0
         np.add.at(self.link_pending_bytes, link[forwarded], payload_bytes[forwarded])
 
-    def _count_one(self, dispatcher: int, replica: int, link: int, payload_bytes: float) -> None:
+    def record_one(
+        self, dispatcher: int, replica: int, link: int, payload_bytes: float, visible_at_seconds: float
+    ) -> None:
+        """Counts one pick; arguments as in :meth:`record`."""
+        row = self._append(1).start
+        self._dispatcher[row] = dispatcher
+        self._replica[row] = replica
+        self._link[row] = link
+        self._bytes[row] = payload_bytes
+        self._visible_at[row] = visible_at_seconds
         self.replica_pending[dispatcher, replica] += 1
         self.replica_picks[dispatcher, replica] += 1
-        self.node_pending_cpu[dispatcher, self.topology.replicas.node[replica]] += self._cpu_share[replica]
+        self.node_pending_cpu[dispatcher, self._node[replica]] += self._cpu_share[replica]
         if link >= 0:
             self.link_pending_bytes[link] += payload_bytes
 

@@ -24,6 +24,7 @@ from policy_server.features.load_table import LoadTable, TopologyTable
 from policy_server.features.schema import SCHEMA
 
 _ZERO = np.float32(0)
+_NO_ROWS = np.zeros(0, np.int64)
 
 
 class CandidateSets:
@@ -137,8 +138,10 @@ class _Block:
         "link",
         "local",
         "node",
+        "offsets_of_one",
         "outstanding",
         "replica",
+        "segment_of_one",
         "service_and_return_seconds",
     )
 
@@ -167,6 +170,15 @@ class _Block:
             mean_execution > 0, mean_execution, self.execution_seconds
         )
         self.service_and_return_seconds: Float32Array = self.execution_seconds + delay
+        self.offsets_of_one: Int64Array = _NO_ROWS
+        self.segment_of_one: Int64Array = _NO_ROWS
+
+    def of_one(self) -> _Block:
+        """Itself, as the candidates of a single query."""
+        count = len(self.replica)
+        self.offsets_of_one = np.array((0, count), np.int64)
+        self.segment_of_one = np.zeros(count, np.int64)
+        return self
 
 
 class Candidates:
@@ -213,15 +225,13 @@ class Candidates:
         self.dispatcher: Int32Array | int
         if len(queries) == 1:
             block = self._block_of_one(sets)
-            count = len(block.replica)
-            self.offsets: Int64Array = np.array((0, count), np.int64)
-            self.segment: Int64Array = np.zeros(count, np.int64)
+            self.offsets: Int64Array = block.offsets_of_one
+            self.segment: Int64Array = block.segment_of_one
             self.deadline_seconds = queries.deadline_seconds[0]
             payload = queries.payload_bytes[0]
-            self.dispatcher = 0 if queries.dispatcher is None else int(queries.dispatcher[0])
-            replica_pending = ledger.replica_pending[self.dispatcher]
-            self.replica_pending: Float32Array = replica_pending[block.replica]
-            self.node_pending_cpu: Float32Array = ledger.node_pending_cpu[self.dispatcher][block.node]
+            self.dispatcher = dispatcher = 0 if queries.dispatcher is None else int(queries.dispatcher[0])
+            self.replica_pending: Float32Array = ledger.replica_pending[dispatcher].take(block.replica)
+            self.node_pending_cpu: Float32Array = ledger.node_pending_cpu[dispatcher].take(block.node)
         else:
             block = self._block_of_many(sets)
             self.deadline_seconds = queries.deadline_seconds[self.segment]
@@ -230,19 +240,24 @@ class Candidates:
             self.replica_pending = ledger.replica_pending[self.dispatcher, block.replica]
             self.node_pending_cpu = ledger.node_pending_cpu[self.dispatcher, block.node]
         self._block = block
+        # One row per feature, written in place: the features of the model are these rows, transposed.
+        self._rows = rows = np.empty((len(SCHEMA.request), len(block.replica)), np.float32)
+        network, wait, completion, per_slot, excess = rows[0], rows[2], rows[3], rows[7], rows[8]
         if len(ledger.link_pending_bytes):
-            payload = payload + ledger.link_pending_bytes[block.link]
-        self.network_seconds: Float32Array = block.base_network_seconds + payload * block.inverse_bandwidth
-        wait = block.base_excess_cpu + self.node_pending_cpu
-        np.maximum(wait, _ZERO, out=wait)
+            payload = payload + ledger.link_pending_bytes.take(block.link, mode="wrap")
+        np.multiply(payload, block.inverse_bandwidth, out=network)
+        network += block.base_network_seconds
+        np.add(block.base_excess_cpu, self.node_pending_cpu, out=excess)
+        np.maximum(excess, _ZERO, out=wait)
         wait *= block.cpu_wait_scale
-        slot_wait = self.replica_pending * block.inverse_concurrency
-        slot_wait += block.base_excess_slots
+        np.multiply(self.replica_pending, block.inverse_concurrency, out=per_slot)
+        slot_wait = per_slot + block.base_excess_slots
         slot_wait *= block.execution_seconds
         np.maximum(wait, slot_wait, out=wait)
-        self.wait_seconds: Float32Array = wait
-        completion = self.network_seconds + wait
+        np.add(network, wait, out=completion)
         completion += block.service_and_return_seconds
+        self.network_seconds: Float32Array = network
+        self.wait_seconds: Float32Array = wait
         self.completion_seconds: Float32Array = completion
 
     def _block_of_one(self, sets: CandidateSets) -> _Block:
@@ -255,11 +270,11 @@ class Candidates:
             if block is None:
                 allowed = table.ready[sets.replica[rows]]
                 chosen = rows if allowed.all() else np.flatnonzero(allowed) + rows.start
-                block = table.blocks[access_point, service] = _Block(table, sets, chosen)
+                block = table.blocks[access_point, service] = _Block(table, sets, chosen).of_one()
             return block
         replica = sets.replica[rows]
         allowed = table.ready[replica] & np.isin(replica, subset)
-        return _Block(table, sets, np.flatnonzero(allowed) + rows.start)
+        return _Block(table, sets, np.flatnonzero(allowed) + rows.start).of_one()
 
     def _block_of_many(self, sets: CandidateSets) -> _Block:
         queries, table = self.queries, self.table
@@ -337,22 +352,16 @@ class Candidates:
     @cached_property
     def features(self) -> Float32Array:
         """float32 [C, len(SCHEMA.request)]: what a model sees of each candidate beyond the encoded snapshot."""
-        block, deadline = self._block, self.deadline_seconds
-        values = np.empty((len(block.replica), len(SCHEMA.request)), np.float32)
-        slack = deadline - self.completion_seconds
-        values[:, 0] = self.network_seconds
-        values[:, 1] = block.delay_seconds
-        values[:, 2] = self.wait_seconds
-        values[:, 3] = self.completion_seconds
-        values[:, 4] = slack
-        values[:, 5] = slack / deadline
-        values[:, 6] = self.node_pending_cpu
-        values[:, 7] = self.replica_pending * block.inverse_concurrency
-        values[:, 8] = block.base_excess_cpu + self.node_pending_cpu
-        values[:, 9] = deadline
-        values[:, 10] = self.age_seconds
-        values[:, 11] = block.local
-        return values
+        block, deadline, rows = self._block, self.deadline_seconds, self._rows
+        rows[1] = block.delay_seconds
+        slack = rows[4]
+        np.subtract(deadline, self.completion_seconds, out=slack)
+        np.divide(slack, deadline, out=rows[5])
+        rows[6] = self.node_pending_cpu
+        rows[9] = deadline
+        rows[10] = self.age_seconds
+        rows[11] = block.local
+        return rows.T.copy()
 
 
 def _restrict(

@@ -20,6 +20,7 @@ from policy_server.features.candidates import Candidates, CandidateSets
 from policy_server.features.load_table import LoadTable, TopologyTable
 
 NO_CANDIDATE = -1
+_LIST_UP_TO = 32
 _SORT_ALL_UP_TO = 64
 
 
@@ -157,7 +158,8 @@ def _pick_one(
     count = len(keys)
     replica = candidates.replica
     wanted = min(alternatives + 1, count)
-    order = _best_first(keys, wanted, random)
+    best_first = _best_first_of_few if count <= _LIST_UP_TO else _best_first
+    order = best_first(keys, wanted, random)
     listed, listed_scores = replica[order], scores[order]
     if wanted <= alternatives:
         missing = alternatives + 1 - wanted
@@ -171,6 +173,15 @@ def _pick_one(
         candidate_counts=np.array([count], np.int64),
     )
     return decisions, order[:1]
+
+
+def _best_first_of_few(keys: Float32Array, wanted: int, random: np.random.Generator) -> Int64Array:
+    """As :func:`_best_first`; for few keys plain Python is faster than one numpy call after another."""
+    values: list[float] = keys.tolist()
+    order = sorted(range(len(values)), key=values.__getitem__, reverse=True)
+    if any(values[first] == values[second] for first, second in pairwise(order[: wanted + 1])):
+        return _best_first(keys, wanted, random)
+    return np.array(order[:wanted])
 
 
 def _best_first(keys: Float32Array, wanted: int, random: np.random.Generator) -> Int64Array:
@@ -296,20 +307,23 @@ def decide(
 def record_picks(candidates: Candidates, positions: Int64Array, ledger: Ledger, now_seconds: float) -> None:
     """Counts the choices at ``positions`` of the candidate axis (-1: none) in the ledger."""
     queries = candidates.queries
-    dispatcher = queries.dispatcher
-    payload = queries.payload_bytes
-    if len(positions) == 1 or (positions >= 0).all():
-        if len(positions) == 1 and positions[0] < 0:
-            return
-        chosen = positions
-    else:
-        made = positions >= 0
-        chosen, payload = positions[made], payload[made]
-        dispatcher = None if dispatcher is None else dispatcher[made]
+    if len(positions) == 1:
+        chosen = int(positions[0])
+        if chosen >= 0:
+            ledger.record_one(
+                0 if queries.dispatcher is None else int(queries.dispatcher[0]),
+                int(candidates.replica[chosen]),
+                int(candidates.link[chosen]),
+                float(queries.payload_bytes[0]),
+                now_seconds + float(candidates.network_seconds[chosen]),
+            )
+        return
+    made = positions >= 0
+    positions = positions[made]
     ledger.record(
-        np.zeros(len(chosen), np.int32) if dispatcher is None else dispatcher,
-        candidates.replica[chosen],
-        candidates.link[chosen],
-        payload,
-        now_seconds + candidates.network_seconds[chosen].astype(np.float64),
+        np.zeros(len(positions), np.int32) if queries.dispatcher is None else queries.dispatcher[made],
+        candidates.replica[positions],
+        candidates.link[positions],
+        queries.payload_bytes[made],
+        now_seconds + candidates.network_seconds[positions].astype(np.float64),
     )
