@@ -58,7 +58,9 @@ def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def server(log: Path) -> Iterator[ServerProcess]:
-    with server_process(log, "--drain-seconds=0", "--grace-seconds=5") as server:
+    with server_process(
+        log, "--drain-seconds=0", "--grace-seconds=5", "--policy=earliest-completion"
+    ) as server:
         with grpc.insecure_channel(server.address) as channel:
             report_state(channel)
         yield server

@@ -36,7 +36,11 @@ if TYPE_CHECKING:
     from policy_server.proto.policy.v1.state_service_pb2_grpc import StateServiceAsyncStub
 
 UNLIMITED_MESSAGES = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
-STEADY: Mapping[str, Any] = {"port": 0, "drain_seconds": 0.0, "stale_after_seconds": 1e6}
+STEADY: Mapping[str, Any] = {
+    "port": 0,
+    "drain_seconds": 0.0,
+    "stale_after_seconds": 1e6,
+}
 """Settings under which a test's state does not go stale while a busy machine has it wait."""
 
 
@@ -66,7 +70,13 @@ class Serving:
 
 @asynccontextmanager
 async def running_server(snapshot: Snapshot | None = None, **settings: Any) -> AsyncIterator[Serving]:
-    """A server of this process, with ``snapshot`` reported to it."""
+    """A server of this process, with ``snapshot`` reported to it.
+
+    Without models of the test's own a rule decides, so that answers follow from the reported state alone: the model
+    that ships with the package also looks at the state's age.
+    """
+    if "models" not in settings:
+        settings.setdefault("policy", "earliest-completion")
     server = PolicyServer(Settings(**{**STEADY, **settings}))
     await server.startup()
     async with grpc.aio.insecure_channel(server.address, UNLIMITED_MESSAGES) as channel:

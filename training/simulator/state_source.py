@@ -12,7 +12,7 @@ from itertools import count
 import numpy as np
 
 from policy_server.cluster.snapshot import Snapshot
-from policy_server.policies.heuristics import UnknownPolicyError, heuristic_dispatch
+from policy_server.policies.heuristics import EarliestCompletion
 from training.environments.dispatch import DispatchEnvironment
 from training.simulator import presets
 from training.simulator.presets import build_topology
@@ -23,19 +23,21 @@ from training.workloads.services import default_services
 EPISODE_SECONDS = 120.0
 """Simulated time between two restarts of the system; requests are generated for one episode at a time."""
 
+_MAXIMUM_RATE_PER_SECOND = 100_000.0
+
 
 class SimulatorStateSource:
     """Publishes a snapshot of a simulated system at every slot.
 
-    The system serves a workload of its own; requests that a server's clients ask about don't enter it.
+    The system dispatches a workload of its own by earliest completion; requests that a server's clients ask about
+    don't enter it.
 
     Args:
         preset: name of a system configuration.
         seed: of the system and its workload.
         pattern: arrival pattern of the workload, P1 to P4.
-        rate: mean requests per second; the preset's reference rate by default.
-        policy: dispatch rule that serves the workload.
-        speed: simulated seconds per second.
+        rate_per_second: mean requests per second; the preset's reference rate by default.
+        acceleration: simulated seconds per second.
 
     Raises:
         ValueError: naming the option, its value and what it must be.
@@ -47,9 +49,8 @@ class SimulatorStateSource:
         preset: str = "testbed-40",
         seed: str = "0",
         pattern: str = "P1",
-        rate: str | None = None,
-        policy: str = "earliest-completion",
-        speed: str = "1",
+        rate_per_second: str | None = None,
+        acceleration: str = "1",
     ) -> None:
         self._config = presets.preset(preset)
         self._seed = _whole_number("seed", seed)
@@ -57,30 +58,34 @@ class SimulatorStateSource:
             raise ValueError(f"pattern: {pattern!r} is unknown; choose one of {', '.join(Pattern)}")
         self._pattern = Pattern(pattern)
         self._rate_per_second = (
-            self._config.reference_rate_per_second if rate is None else _positive_number("rate", rate)
+            self._config.reference_rate_per_second
+            if rate_per_second is None
+            else _positive_number("rate_per_second", rate_per_second)
         )
-        self._speed = _positive_number("speed", speed)
-        try:
-            self._policy = heuristic_dispatch(policy)
-        except UnknownPolicyError as error:
-            raise ValueError(str(error)) from error
+        if self._rate_per_second > _MAXIMUM_RATE_PER_SECOND:
+            raise ValueError(
+                f"rate_per_second: {rate_per_second!r}; must be at most {_MAXIMUM_RATE_PER_SECOND:g}"
+            )
+        self._acceleration = _positive_number("acceleration", acceleration)
 
     def run(self, publish: Callable[[Snapshot], None], stopped: threading.Event) -> None:
         """Publishes a snapshot per slot until ``stopped`` is set.
 
-        A source that falls behind its pace goes on from where it is; it never publishes in a burst to catch up.
+        A source that falls behind by a slot or more goes on from where it is; it never hurries to catch up.
         """
-        next_at = time.monotonic()
-        for snapshot, slot_seconds in self._slots():
-            if stopped.wait(max(0.0, next_at - time.monotonic())):
+        due_at = -math.inf
+        for snapshot, simulated_seconds in self._slots():
+            slot_seconds = simulated_seconds / self._acceleration
+            if stopped.wait(max(0.0, due_at - time.monotonic())):
                 return
             now = time.monotonic()
             publish(replace(snapshot, taken_at_seconds=now))
-            next_at = max(next_at + slot_seconds / self._speed, now)
+            due_at = (due_at if now - due_at < slot_seconds else now) + slot_seconds
 
     def _slots(self) -> Iterator[tuple[Snapshot, float]]:
         services = default_services(self._config.services)
         topology = build_topology(self._config, services, self._seed)
+        policy = EarliestCompletion()
         random = np.random.default_rng(self._seed)
         for episode in count():
             workload = generate(
@@ -94,7 +99,7 @@ class SimulatorStateSource:
             simulator = VectorSimulator([topology], [workload])
             environment = DispatchEnvironment(simulator, random=random)
             while simulator.now_seconds < EPISODE_SECONDS:
-                environment.step(self._policy)
+                environment.step(policy)
                 yield simulator.snapshot(), simulator.config.slot_seconds
 
 

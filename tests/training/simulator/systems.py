@@ -1,14 +1,26 @@
-"""Small systems and workloads at random, coarse enough in time that many events fall on the same instant."""
+"""Small systems and workloads: random ones, coarse enough in time for many coincidences, and hand-made ones."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from hypothesis import strategies as st
 
-from policy_server.cluster.snapshot import AccessPoints, Links, Nodes, Replicas, Services, Topology
-from training.simulator.simulator import SimulatorConfig
+from policy_server.cluster.snapshot import (
+    NO_LINK,
+    AccessPoints,
+    Float32Array,
+    Float64Array,
+    Int32Array,
+    Links,
+    Nodes,
+    Replicas,
+    Services,
+    Topology,
+)
+from training.simulator.simulator import REJECT, SimulatorConfig, SlotRequests
 from training.workloads.requests import RequestSequence
 
 MEBIBYTE = 2.0**20
@@ -130,9 +142,7 @@ def draw_workload(scenario: Scenario, topology: Topology, rng: np.random.Generat
     )
 
 
-def _times(
-    rng: np.random.Generator, scenario: Scenario, levels: list[float], count: int
-) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+def _times(rng: np.random.Generator, scenario: Scenario, levels: list[float], count: int) -> Float32Array:
     values = rng.choice(levels, count)
     if not scenario.coarse:
         values *= rng.uniform(0.8, 1.2, count)
@@ -140,10 +150,8 @@ def _times(
 
 
 def _within_memory(
-    hosted: np.ndarray[tuple[int, int], np.dtype[np.int32]],
-    services: Services,
-    memory: np.ndarray[tuple[int], np.dtype[np.float32]],
-) -> tuple[np.ndarray[tuple[int], np.dtype[np.int32]], np.ndarray[tuple[int], np.dtype[np.int32]]]:
+    hosted: Int32Array, services: Services, memory: Float32Array
+) -> tuple[Int32Array, Int32Array]:
     free = memory.astype(np.float64)
     kept = []
     for node, service in hosted:
@@ -152,3 +160,93 @@ def _within_memory(
             kept.append((node, service))
     node, service = np.array(kept, np.int32).reshape(-1, 2).T
     return node, service
+
+
+def one_access_point(
+    *,
+    replicas_per_service: int = 1,
+    concurrency: int = 1,
+    cpu_millicores: tuple[float, ...] = (100.0,),
+    execution_seconds: float = 0.0625,
+    node_cpu_millicores: float = 100_000.0,
+    node_memory_bytes: float = 1024 * MEBIBYTE,
+    cloud_megabits_per_second: float = 80.0,
+) -> Topology:
+    """An access point with one node that hosts all services, 128 MiB a replica, and a cloud that hosts none.
+
+    No local delay; 31.25 ms to the cloud; images of 10 MB, cold start of 0.5 s.
+    """
+    services = len(cpu_millicores)
+    count = services * replicas_per_service
+    return Topology(
+        access_points=AccessPoints(("ap", "cloud"), np.array([False, True]), np.zeros(2, np.int32)),
+        nodes=Nodes(
+            names=("node", "cloud-node"),
+            access_point=np.array([0, 1], np.int32),
+            cpu_millicores=np.array([node_cpu_millicores, 60_000.0], np.float32),
+            memory_bytes=np.array([node_memory_bytes, 1e12], np.float32),
+            speed=np.ones(2, np.float32),
+        ),
+        services=Services(
+            names=tuple(f"service-{w}" for w in range(services)),
+            cpu_millicores=np.array(cpu_millicores, np.float32),
+            execution_seconds=np.full(services, execution_seconds, np.float32),
+            memory_bytes=np.full(services, 128 * MEBIBYTE, np.float32),
+            image_bytes=np.full(services, 10e6, np.float32),
+            cold_start_seconds=np.full(services, 0.5, np.float32),
+            deadline_seconds=np.ones(services, np.float32),
+        ),
+        replicas=Replicas(
+            endpoints=tuple(f"replica-{row}" for row in range(count)),
+            service=(np.arange(count) % services).astype(np.int32),
+            node=np.zeros(count, np.int32),
+            concurrency=np.full(count, concurrency, np.int32),
+        ),
+        links=Links(
+            source=np.array([0, 1], np.int32),
+            target=np.array([1, 0], np.int32),
+            delay_seconds=np.full(2, 2.0**-5, np.float32),
+            bandwidth_bytes_per_second=np.full(2, cloud_megabits_per_second * 125_000, np.float32),
+        ),
+        local_delay_seconds=0.0,
+    )
+
+
+def requests_at(
+    arrival_seconds: Sequence[float] | Float64Array,
+    *,
+    service: int | Sequence[int] = 0,
+    deadline_seconds: float | Sequence[float] = 1.0,
+    payload_bytes: float = 1000.0,
+    work_factor: float | Float64Array = 1.0,
+    duration_seconds: float | None = None,
+) -> RequestSequence:
+    """Requests of access point 0."""
+    arrival = np.asarray(arrival_seconds, np.float64)
+    count = len(arrival)
+    return RequestSequence(
+        arrival_seconds=arrival,
+        access_point=np.zeros(count, np.int32),
+        service=np.broadcast_to(np.asarray(service, np.int32), count).copy(),
+        deadline_seconds=np.broadcast_to(np.asarray(deadline_seconds, np.float32), count).copy(),
+        payload_bytes=np.full(count, payload_bytes, np.float32),
+        work_factor=np.broadcast_to(np.asarray(work_factor, np.float32), count).copy(),
+        duration_seconds=float(duration_seconds or (arrival[-1] if count else 0) or 0.25),
+    )
+
+
+def scattered_targets(requests: SlotRequests, topology: Topology) -> Int32Array:
+    """A reachable replica for each request, by its position in its sequence alone."""
+    key = topology.access_points.system[topology.nodes.access_point[topology.replicas.node]]
+    destination = topology.nodes.access_point[topology.replicas.node]
+    target = np.full(len(requests), REJECT, np.int32)
+    for row in range(len(requests)):
+        point = requests.access_point[row]
+        candidates = np.flatnonzero(
+            (key == requests.system[row])
+            & (topology.replicas.service == requests.service[row])
+            & ((destination == point) | (topology.link_row[point, destination] != NO_LINK))
+        )
+        if len(candidates):
+            target[row] = candidates[requests.index[row] * 7919 % len(candidates)]
+    return target
