@@ -6,7 +6,8 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PACKAGES := policy_server training bench
+# What protos are compared with for breaking changes.
+BASE ?= origin/main
 
 .PHONY: help env demo test test-slow lint protos bench evaluate train clean
 
@@ -16,17 +17,14 @@ help: ## Show this list.
 env: $(STAMP) ## Create .venv with everything: server, training, benchmarks, tests.
 
 $(STAMP): pyproject.toml constraints.txt
-	test -x $(RUN)/python || $(PYTHON) -m venv $(VENV)
+	$(RUN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(RUN)/python -m pip install --quiet --upgrade pip
 	$(RUN)/python -m pip install --quiet --constraint constraints.txt torch==2.13.0
 	$(RUN)/python -m pip install --quiet --constraint constraints.txt --editable '.[firmament,training,bench,dev]'
-	@if ! command -v h2load >/dev/null; then \
-	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq nghttp2-client >/dev/null; \
-	  else \
-	    echo "h2load is missing; benchmarks use a slower client. Debian has it: apt-get install nghttp2-client"; \
-	  fi; \
-	fi
+	@command -v h2load >/dev/null || { \
+	  [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq \
+	    && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq nghttp2-client >/dev/null; \
+	} || echo "h2load is missing: policy-bench uses a slower client. Debian has it: apt-get install nghttp2-client"
 	touch $@
 
 demo: env ## Serve the shipped policy, replay a trace as real gRPC calls, compare with three baselines.
@@ -38,11 +36,16 @@ test: env ## The test suite, without the slow tests (under ten minutes).
 test-slow: env ## The slow tests.
 	$(RUN)/python -m pytest -q -m slow
 
-lint: env ## Linter, formatter, strict types, proto lint, generated code up to date.
+lint: env ## Linter, formatter, strict types, proto lint and breaking changes, generated code up to date.
 	$(RUN)/ruff check .
 	$(RUN)/ruff format --check .
 	$(RUN)/mypy
 	cd protos && ../$(RUN)/buf lint
+	@if git rev-parse --quiet --verify "$(BASE)^{commit}" >/dev/null 2>&1; then \
+	  $(RUN)/buf breaking protos --against ".git#ref=$$(git rev-parse "$(BASE)^{commit}"),subdir=protos"; \
+	else \
+	  echo "no $(BASE) here: protos are not checked for breaking changes"; \
+	fi
 	$(RUN)/python protos/generate.py --check
 
 protos: env ## Generate policy_server/proto from protos/.

@@ -213,7 +213,7 @@ async def _run(
     calls = 0
     started = time.monotonic()
     async with grpc.aio.insecure_channel(address) as channel:
-        reporter = _Reporter(StateServiceStub(channel))
+        reporter = Reporter(StateServiceStub(channel))
         dispatch = DispatchServiceStub(channel).Dispatch
         while not simulator.done:
             snapshot = simulator.snapshot()
@@ -240,7 +240,7 @@ async def _run(
     )
 
 
-class _Reporter:
+class Reporter:
     """Reports snapshots: the whole state when the topology is new, deltas otherwise."""
 
     def __init__(self, stub: StateServiceStub) -> None:
@@ -249,6 +249,11 @@ class _Reporter:
         self._version = 0
 
     async def report(self, snapshot: Snapshot) -> None:
+        """Reports one snapshot.
+
+        Raises:
+            grpc.aio.AioRpcError: the server refuses it.
+        """
         load = load_to_message(snapshot)
         if snapshot.topology is self._topology:
             request = ReportStateRequest(delta=LoadDelta(base_version=self._version, load=load))

@@ -150,21 +150,21 @@ class _Bars(Progress):
     def __init__(self, plan: DemoPlan, requests: int, console: Console) -> None:
         super().__init__(
             TextColumn("{task.description:<20}"),
-            BarColumn(bar_width=20),
-            TextColumn("{task.completed:>7,} / {task.total:,} calls {task.fields[speed]}"),
+            BarColumn(bar_width=16),
+            TextColumn("{task.fields[done]}"),
             TimeElapsedColumn(),
             console=console,
         )
         self._rows = {
-            name: self.add_task(name, total=requests, speed="", start=False) for name in plan.policies
+            name: self.add_task(name, total=requests, done="", start=False) for name in plan.policies
         }
 
     def on_progress(self, progress: DemoProgress) -> None:
         """Moves the bar of the policy that runs."""
         row = self._rows[progress.policy]
         self.start_task(row)
-        speed = f"{progress.calls_per_second:,.0f}/s, simulated {progress.simulated_seconds:.1f} s"
-        self.update(row, completed=progress.calls, speed=speed)
+        done = f"{progress.simulated_seconds:.1f} s simulated, {progress.calls_per_second:,.0f} calls/s"
+        self.update(row, completed=progress.calls, done=done)
 
 
 def _workload(plan: DemoPlan) -> str:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,32 @@ def create_run(folder: Path, config: CmmacConfig) -> None:
     if (folder / CONFIG_FILE).exists():
         raise RunError(f"{folder}: holds a run already; go on with --resume, or choose another folder")
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / CONFIG_FILE).write_text(json.dumps(asdict(config), indent=2) + "\n")
+    _write_config(folder, config)
+
+
+def resume_run(folder: Path, changes: Mapping[str, Any]) -> tuple[CmmacConfig, CmmacState]:
+    """Configuration and state to go on from. Changed hyperparameters hold from now on and are recorded.
+
+    Args:
+        folder: of the run.
+        changes: hyperparameters by name.
+
+    Raises:
+        RunError: as :func:`load_checkpoint`, or the networks would change.
+        ValueError: a hyperparameter has an impossible value.
+    """
+    config, state = load_checkpoint(folder)
+    changed = replace(config, **changes)
+    for name in ("embedding", "context"):
+        if getattr(changed, name) != getattr(config, name):
+            raise RunError(
+                f"{folder}: {name} is {getattr(config, name)} there, not {getattr(changed, name)}; networks keep "
+                "their size, train a new run for another"
+            )
+    for group in state.critic_optimiser.param_groups:
+        group["lr"] = changed.critic_learning_rate
+    _write_config(folder, changed)
+    return changed, state
 
 
 def load_config(folder: Path) -> CmmacConfig:
@@ -52,7 +78,7 @@ def load_config(folder: Path) -> CmmacConfig:
             key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
         }
         return CmmacConfig(**arguments)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise RunError(f"{path}: {error}; it was written by another version of the training code") from None
 
 
@@ -87,7 +113,8 @@ def load_checkpoint(folder: Path) -> tuple[CmmacConfig, CmmacState]:
     path = folder / CHECKPOINT_FILE
     if not path.exists():
         raise RunError(
-            f"{folder}: holds no {CHECKPOINT_FILE} yet; train for at least one checkpoint interval"
+            f"{folder}: holds no {CHECKPOINT_FILE} yet; wait for the first checkpoint, or remove the folder and "
+            "start anew if the run has ended"
         )
     state = initial_state(config)
     saved = torch.load(path, weights_only=True)
@@ -102,3 +129,7 @@ def load_checkpoint(folder: Path) -> tuple[CmmacConfig, CmmacState]:
     if history.exists():
         state.history = [json.loads(line) for line in history.read_text().splitlines()]
     return config, state
+
+
+def _write_config(folder: Path, config: CmmacConfig) -> None:
+    (folder / CONFIG_FILE).write_text(json.dumps(asdict(config), indent=2) + "\n")

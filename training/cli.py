@@ -61,7 +61,7 @@ def train_dispatch(
     import torch
 
     from training.algorithms import cmmac
-    from training.checkpoints import RunError, create_run, load_checkpoint, save_checkpoint
+    from training.checkpoints import RunError, create_run, resume_run, save_checkpoint
     from training.learning_plot import BASELINES_FILE, TrainingLog, plot_learning
     from training.networks.policies import TorchDispatch
     from training.validation import Validation
@@ -70,14 +70,15 @@ def train_dispatch(
     given = given_hyperparameters(CmmacConfig, arguments)
     try:
         if resume:
-            config, state = load_checkpoint(folder)
-            config = replace(config, **given)
+            config, state = resume_run(folder, given)
         else:
             config = CmmacConfig(**given)
             create_run(folder, config)
             state = cmmac.initial_state(config)
     except RunError as error:
         raise click.ClickException(str(error)) from None
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
     validation = Validation()
     if not (folder / BASELINES_FILE).exists():
         with _notices.status("running the baselines on the validation scenarios"):
@@ -131,7 +132,13 @@ def evaluate_group() -> None:
 
 
 @evaluate_group.command("dispatch")
-@click.option("--preset", type=click.Choice(list(PRESETS)), default="testbed-40", show_default=True)
+@click.option(
+    "--preset",
+    type=click.Choice(list(PRESETS)),
+    default="testbed-40",
+    show_default=True,
+    help="System configuration.",
+)
 @click.option(
     "--workload", type=click.Choice([p.value for p in Pattern]), help="Arrival pattern. [default: P1]"
 )
@@ -161,7 +168,13 @@ def evaluate_group() -> None:
     type=click.Path(path_type=Path, file_okay=False, exists=True),
     help="Folder of model bundles. [default: those shipped]",
 )
-@click.option("--processes", type=click.IntRange(1), default=2, show_default=True)
+@click.option(
+    "--processes",
+    type=click.IntRange(1),
+    default=2,
+    show_default=True,
+    help="Policies evaluated side by side.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def evaluate_dispatch(
     preset: str,
@@ -176,8 +189,10 @@ def evaluate_dispatch(
     as_json: bool,
 ) -> None:
     """Compare dispatch policies: throughput rate and scheduling cost with 95 % intervals, and decision time."""
+    from policy_server.policies.heuristics import UnknownPolicyError
     from policy_server.runtime.bundle import BundleError
-    from training.evaluation.dispatch import DispatchEvaluation, evaluate
+    from training.evaluation.dispatch import LEARNED, DispatchEvaluation, evaluate
+    from training.workloads.columns import WorkloadError
     from training.workloads.traces.errors import TraceError
 
     if workload is not None and trace is not None:
@@ -202,7 +217,9 @@ def evaluate_dispatch(
                 processes=processes,
                 on_done=lambda name: progress.update(task, advance=1, figures=name),
             )
-    except (LookupError, BundleError, TraceError, OSError) as error:
+    except UnknownPolicyError as error:
+        raise click.UsageError(f"{error} or {LEARNED}") from None
+    except (LookupError, BundleError, TraceError, WorkloadError, OSError) as error:
         raise click.ClickException(str(error)) from None
     if as_json:
         click.echo(
@@ -304,7 +321,7 @@ def export_command(
                 steps=state.decisions,
                 wall_seconds=state.seconds,
             ),
-            evaluation={path.stem: json.loads(path.read_text()) for path in evaluations},
+            evaluation=_recorded_evaluations(evaluations),
         )
     except (RunError, ExportError, BundleError) as error:
         raise click.ClickException(str(error)) from None
@@ -312,6 +329,25 @@ def export_command(
         click.echo(json.dumps({"bundle": str(bundle)}))
     else:
         _notices.print(f"exported {bundle}")
+
+
+def _recorded_evaluations(paths: tuple[Path, ...]) -> dict[str, Any]:
+    """The figures in the files, by file name without suffix.
+
+    Raises:
+        click.UsageError: two files of one name, or one that is not JSON.
+    """
+    recorded: dict[str, Any] = {}
+    for path in paths:
+        if path.stem in recorded:
+            raise click.UsageError(f"--evaluation {path}: another {path.stem!r} is given; rename one of them")
+        try:
+            recorded[path.stem] = json.loads(path.read_text())
+        except ValueError as error:
+            raise click.UsageError(
+                f"--evaluation {path}: not JSON ({error}); give the output of `policy-train evaluate dispatch --json`"
+            ) from None
+    return recorded
 
 
 def training_command(config: CmmacConfig) -> str:

@@ -8,7 +8,6 @@ the margin exceeds 1e-4.
 from __future__ import annotations
 
 import contextlib
-import io
 import logging
 import warnings
 from collections.abc import Iterator, Mapping
@@ -175,13 +174,11 @@ def _export(network: nn.Module, example: Arrays, outputs: tuple[str, ...], name:
 
 @contextlib.contextmanager
 def _quiet_exporter() -> Iterator[None]:
-    """Silences what torch's exporter says of itself: deprecations inside torch, optional packages it looks for."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    """Silences what torch's exporter says of itself: a deprecation inside torch, packages it looks for, its guesses."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnx_ir")]
     levels = [logger.level for logger in loggers]
-    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
-        warnings.simplefilter("ignore", FutureWarning)
-        warnings.simplefilter("ignore", DeprecationWarning)
-        warnings.simplefilter("ignore", UserWarning)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
         for logger in loggers:
             logger.setLevel(logging.ERROR)
         try:

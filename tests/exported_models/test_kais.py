@@ -67,5 +67,5 @@ def test_manifest_records_its_evaluation(policy: OnnxDispatch) -> None:
 def test_beats_the_baselines_on_validation_scenarios(policy: OnnxDispatch) -> None:
     validation = Validation(seeds_per_pattern=1, slots=40)
     learned = validation.throughput_rate(policy)
-    for name in ("earliest-completion", "prequal", "greedy"):
+    for name in ("earliest-completion", "prequal", "greedy", "round-robin"):
         assert learned > validation.throughput_rate(heuristic_dispatch(name)) + 0.01, name

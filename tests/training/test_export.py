@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import io
-import sys
+import copy
+import logging
+import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -80,7 +82,7 @@ def test_dimensions_are_symbolic_and_the_manifest_says_where_it_comes_from(bundl
     for name in ("encoder", "head"):
         model = onnx.load(bundle_path / f"{name}.onnx")
         assert model.opset_import[0].version >= 18
-        for value in model.graph.input:
+        for value in (*model.graph.input, *model.graph.output):
             assert value.type.tensor_type.shape.dim[0].dim_param, value.name
 
 
@@ -101,7 +103,7 @@ def test_a_graph_that_computes_something_else_is_refused(
 ) -> None:
     faithful = export._run_torch
 
-    def slightly_off(*arguments: object) -> dict[str, np.ndarray]:  # type: ignore[type-arg]
+    def slightly_off(*arguments: object) -> dict[str, Any]:
         outputs = faithful(*arguments)  # type: ignore[arg-type]
         return {name: values + np.float32(1e-3) for name, values in outputs.items()}
 
@@ -110,8 +112,34 @@ def test_a_graph_that_computes_something_else_is_refused(
         export.export_dispatch(actor)
 
 
+def test_a_graph_of_other_weights_is_refused(actor: DispatchActor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is exported is a copy that has gone on learning."""
+    faithful = export._export
+
+    def of_other_weights(network: torch.nn.Module, *arguments: Any) -> bytes:
+        network = copy.deepcopy(network)
+        with torch.no_grad():
+            next(network.parameters()).add_(0.05)
+        return faithful(network, *arguments)
+
+    monkeypatch.setattr(export, "_export", of_other_weights)
+    with pytest.raises(export.ExportError, match="do not ship this graph"):
+        export.export_dispatch(actor)
+
+
+def test_comparison_sees_non_finite_outputs_and_other_choices() -> None:
+    scores = np.array([900.0, 1.0, 900.001], np.float32)
+    export._compare("head", 0, {"logits": scores}, {"logits": scores.copy()})
+    swapped = np.array([900.002, 1.0, 900.001], np.float32)
+    with pytest.raises(export.ExportError, match=r"head, case 4: .* choose different candidates"):
+        export._compare("head", 4, {"logits": scores}, {"logits": swapped})
+    with pytest.raises(export.ExportError, match="differ by nan"):
+        export._compare("head", 0, {"logits": scores}, {"logits": np.full(3, np.nan, np.float32)})
+
+
 def test_export_is_quiet(actor: DispatchActor, capsys: pytest.CaptureFixture[str]) -> None:
-    assert isinstance(sys.stderr, io.TextIOBase)
+    before = logging.getLogger("torch.onnx").level, list(warnings.filters)
     export.export_dispatch(actor)
     printed = capsys.readouterr()
-    assert printed.err == ""
+    assert printed == ("", "")
+    assert (logging.getLogger("torch.onnx").level, list(warnings.filters)) == before

@@ -14,6 +14,7 @@ warm_start_slots=0, clip=0, staleness_slots=0``; its defaults here add, each beh
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -36,13 +37,18 @@ from training.environments.dispatch import DispatchEnvironment
 from training.networks.dispatch import CentralCritic, DispatchActor, DispatchNetworkSizes
 from training.networks.policies import TorchDispatch, replica_tensors, system_tensors
 from training.scenarios import Scenario, training_simulator
+from training.simulator.presets import PRESETS
 
 Credit = Literal["difference", "own", "team"]
 
 
 @dataclass(frozen=True)
 class CmmacConfig:
-    """Hyperparameters. Those of the paper are unknown; all values are our choice."""
+    """Hyperparameters. Those of the paper are unknown; all values are our choice.
+
+    Raises:
+        ValueError: naming the field, the value and what it must be.
+    """
 
     seed: int = 0
     """Of the networks, the systems, the requests and the sampling."""
@@ -96,6 +102,37 @@ class CmmacConfig:
     """Width of the encoder's embeddings."""
     context: int = 48
     """Width of the head."""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "updates",
+            "systems",
+            "rollout_slots",
+            "rollouts_per_batch",
+            "passes",
+            "embedding",
+            "context",
+        ):
+            self._require(name, getattr(self, name) >= 1, "one or more")
+        for name in ("seed", "tail_slots", "settle_slots", "staleness_slots", "warm_start_slots"):
+            self._require(name, getattr(self, name) >= 0, "zero or more")
+        for name in ("harm_weight", "balance_weight", "clip", "entropy_weight"):
+            self._require(name, 0 <= getattr(self, name) < math.inf, "finite, zero or more")
+        for name in ("learning_rate", "critic_learning_rate", "maximum_gradient_norm"):
+            self._require(name, 0 < getattr(self, name) < math.inf, "finite and above zero")
+        for name in ("harm_discount", "realised_harm", "discount", "trace"):
+            self._require(name, 0 <= getattr(self, name) <= 1, "from 0 to 1")
+        low, high = self.load_range
+        self._require("load_range", 0 < low <= high < math.inf, "finite and above zero, the lower first")
+        self._require(
+            "presets",
+            bool(self.presets) and set(self.presets) <= set(PRESETS),
+            f"some of {', '.join(PRESETS)}",
+        )
+
+    def _require(self, name: str, fulfilled: bool, requirement: str) -> None:
+        if not fulfilled:
+            raise ValueError(f"{name}: {getattr(self, name)}; must be {requirement}")
 
 
 @dataclass
@@ -242,20 +279,16 @@ def train(
 
 
 def _rollouts(config: CmmacConfig, state: CmmacState, random: np.random.Generator) -> Iterator[Rollout]:
-    batch = state.update
     policy = TorchDispatch(state.actor)
     while True:
-        environment = _environment(config, batch, random, config.rollouts_per_batch)
-        batch += 1
+        environment = _environment(config, random, config.rollouts_per_batch)
         for _ in range(config.settle_slots):
             environment.step(policy)
         for _ in range(config.rollouts_per_batch):
             yield collect(environment, policy, config.rollout_slots, config.tail_slots)
 
 
-def _environment(
-    config: CmmacConfig, batch: int, random: np.random.Generator, rollouts: int
-) -> DispatchEnvironment:
+def _environment(config: CmmacConfig, random: np.random.Generator, rollouts: int) -> DispatchEnvironment:
     slots = config.settle_slots + rollouts * (config.rollout_slots + config.tail_slots)
     simulator = training_simulator(
         [
@@ -275,7 +308,7 @@ def _warm_start(config: CmmacConfig, state: CmmacState, random: np.random.Genera
     """Fits the normalisers, then imitates earliest completion by maximum likelihood."""
     slots = max(config.warm_start_slots, 8)
     teacher = heuristic_dispatch("earliest-completion")
-    environment = _environment(config, 0, random, 1 + slots // config.rollout_slots)
+    environment = _environment(config, random, 1 + slots // config.rollout_slots)
     for _ in range(config.settle_slots):
         environment.step(teacher)
     rollout = collect(environment, teacher, slots, config.tail_slots)

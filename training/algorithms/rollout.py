@@ -90,7 +90,7 @@ def collect(
         outcomes.append(environment.step(policy, recorder))
         recorder.view = environment.view
         recorders.append(recorder)
-    met = _met_requests(environment.simulator.systems, outcomes)
+    met = _met_requests(environment.simulator.systems, recorders, outcomes)
     decisions = [recorder.finish(met) for recorder in recorders]
     nodes = max(len(slot.view.snapshot.topology.nodes.names) for slot in decisions)
     failures = np.zeros((len(decisions), nodes))
@@ -117,6 +117,11 @@ class _SlotRecorder:
         self._arrivals = arrivals
         self._policy = policy
         self._rounds: list[tuple[Round, Float32Array]] = []
+
+    @property
+    def latest_index(self) -> int:
+        """Largest position in its system's sequence of a request that arrived in the slot; 0 if none did."""
+        return int(self._arrivals.index.max(initial=0))
 
     def __call__(self, made: Round) -> None:
         log_probability = np.zeros(len(made.position), np.float32)
@@ -163,13 +168,13 @@ _COLUMNS: dict[str, NDArray[Any]] = {
 }
 
 
-def _met_requests(systems: int, outcomes: list[SlotOutcome]) -> BoolArray:
-    """bool [systems, longest sequence]: whether each request was answered within its deadline."""
+def _met_requests(systems: int, recorders: list[_SlotRecorder], outcomes: list[SlotOutcome]) -> BoolArray:
+    """bool [systems, requests so far]: whether each request was answered within its deadline."""
     system = np.concatenate([outcome.resolved_system for outcome in outcomes])
     index = np.concatenate([outcome.resolved_index for outcome in outcomes])
     status = np.concatenate([outcome.resolved_status for outcome in outcomes])
-    # Requests that never resolved lie at or beyond the last resolved one; a margin keeps their look-ups inside.
-    met = np.zeros((systems, int(index.max(initial=0)) + 100_000), bool)
+    latest = max((recorder.latest_index for recorder in recorders), default=0)
+    met = np.zeros((systems, max(int(index.max(initial=0)), latest) + 1), bool)
     met[system, index] = status == RequestStatus.MET
     return met
 

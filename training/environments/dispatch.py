@@ -63,7 +63,7 @@ class Round:
 class RoundObserver(Protocol):
     """Sees every round, for example to record training data."""
 
-    def __call__(self, made: Round) -> None: ...  # noqa: D102
+    def __call__(self, made: Round, /) -> None: ...  # noqa: D102
 
 
 class DispatchEnvironment:

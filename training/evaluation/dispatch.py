@@ -189,10 +189,10 @@ def run_policy(evaluation: DispatchEvaluation, name: str) -> PolicyOutcome:
 def _autoscale(simulator: VectorSimulator, autoscaler: HorizontalPodAutoscaler) -> None:
     """Observes every slot and acts every 15 s, the default sync period of Kubernetes."""
     snapshot = simulator.snapshot()
-    autoscaler.observe(snapshot)
     if simulator.slot == 0 or simulator.slot % round(_AUTOSCALER_SECONDS / simulator.config.slot_seconds):
-        return
-    simulator.apply(autoscaler.decide(snapshot), snapshot.topology)
+        autoscaler.observe(snapshot)
+    else:
+        simulator.apply(autoscaler.decide(snapshot), snapshot.topology)
 
 
 def _scenarios(evaluation: DispatchEvaluation) -> Sequence[Scenario]:

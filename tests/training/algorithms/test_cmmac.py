@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from training.algorithms.cmmac import CmmacConfig, CmmacState, SlotTensors, initial_state, train
+from training.algorithms.cmmac import CmmacConfig, CmmacState, Credit, SlotTensors, initial_state, train
 from training.algorithms.rollout import collect
 from training.checkpoints import (
     RunError,
     create_run,
     load_checkpoint,
     load_config,
+    resume_run,
     save_checkpoint,
 )
 from training.environments.dispatch import DispatchEnvironment
@@ -33,6 +35,7 @@ TINY = CmmacConfig(
     rollouts_per_batch=1,
     warm_start_slots=8,
     presets=("testbed-40",),
+    load_range=(0.3, 0.5),
     embedding=8,
     context=8,
 )
@@ -49,20 +52,38 @@ def weights(state: CmmacState) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in state.actor.parameters()])
 
 
+@pytest.fixture(scope="module")
+def learned() -> CmmacState:
+    return run(TINY)
+
+
 @pytest.mark.parametrize(
-    "config", [TINY, replace(TINY, credit="difference"), PLAIN], ids=["own", "difference", "paper"]
+    "config",
+    [TINY, replace(TINY, credit="difference"), replace(TINY, credit="team"), PLAIN],
+    ids=["own", "difference", "team", "paper"],
 )
-def test_learning_moves_the_weights_and_gives_finite_figures(config: CmmacConfig) -> None:
+def test_learning_moves_the_weights_and_is_repeatable(config: CmmacConfig) -> None:
     before = weights(initial_state(config))
-    state = run(config)
-    assert not torch.equal(before, weights(state))
-    assert len(state.history) == 2
-    assert all(np.isfinite(list(figures.values())).all() for figures in state.history)
-    assert state.decisions > 500
+    first, second = run(config), run(config)
+    assert not torch.equal(before, weights(first))
+    assert torch.equal(weights(first), weights(second))
+    assert len(first.history) == 2
+    assert all(np.isfinite(list(figures.values())).all() for figures in first.history)
+    assert first.decisions > 500
 
 
-def test_the_same_seed_learns_the_same_weights() -> None:
-    assert torch.equal(weights(run(TINY)), weights(run(TINY)))
+def test_another_seed_learns_other_weights(learned: CmmacState) -> None:
+    assert not torch.equal(weights(learned), weights(run(replace(TINY, seed=1))))
+
+
+@pytest.mark.parametrize("credit", ["own", "difference", "team"])
+def test_learning_without_entropy_bonus_moves_the_weights(credit: Credit) -> None:
+    """In the authors' demo only the entropy term moves any weight; here the reward alone must."""
+    config = replace(PLAIN, credit=credit, entropy_weight=0.0, updates=1)
+    state = initial_state(config)
+    before = weights(state)
+    train(config, state, on_update=lambda current, figures: None)
+    assert float((weights(state) - before).abs().max()) > 1e-4
 
 
 def rolled_out(state: CmmacState) -> list[SlotTensors]:
@@ -72,23 +93,22 @@ def rolled_out(state: CmmacState) -> list[SlotTensors]:
     return [SlotTensors.of(slot) for slot in rollout.slots]
 
 
-def test_the_reward_reaches_the_weights() -> None:
+def test_the_reward_reaches_the_weights(learned: CmmacState) -> None:
     """In the authors' demo the gradient from the reward is exactly zero (a single valid choice, every time)."""
-    state = run(TINY)
+    state = copy.deepcopy(learned)
     tensors = rolled_out(state)[2]
     advantage = tensors.met - tensors.met.mean()
     assert bool((advantage != 0).any())
     log_probability = tensors.log_softmax(tensors.logits(state.actor))
-    (-(log_probability[tensors.chosen] * advantage).mean()).backward()
+    (-(log_probability[tensors.chosen] * advantage).mean()).backward()  # type: ignore[no-untyped-call]
     gradients = [p.grad for p in state.actor.parameters() if p.grad is not None]
     assert sum(float(gradient.abs().sum()) for gradient in gradients) > 1e-3
 
 
-def test_recorded_probabilities_are_those_of_the_networks() -> None:
-    state = run(TINY)
-    for tensors in rolled_out(state):
+def test_recorded_probabilities_are_those_of_the_networks(learned: CmmacState) -> None:
+    for tensors in rolled_out(learned):
         with torch.no_grad():
-            log_probability = tensors.log_softmax(tensors.logits(state.actor))
+            log_probability = tensors.log_softmax(tensors.logits(learned.actor))
         np.testing.assert_allclose(
             log_probability[tensors.chosen].numpy(), tensors.old_log_probability.numpy(), atol=1e-4
         )
@@ -96,20 +116,68 @@ def test_recorded_probabilities_are_those_of_the_networks() -> None:
         np.testing.assert_allclose(total.numpy(), 1.0, atol=1e-5)
 
 
-def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    create_run(folder, TINY)
-    save_checkpoint(folder, run(TINY))
-    config, state = load_checkpoint(folder)
-    assert config == TINY == load_config(folder)
-    assert state.update == 2
-    assert len(state.history) == 2
-    longer = replace(config, updates=3)
+def test_a_checkpoint_holds_everything(learned: CmmacState, tmp_path: Path) -> None:
+    create_run(tmp_path, TINY)
+    save_checkpoint(tmp_path, learned)
+    config, state = load_checkpoint(tmp_path)
+    assert config == TINY == load_config(tmp_path)
+    assert (state.update, state.decisions, state.seconds) == (2, learned.decisions, learned.seconds)
+    assert state.history == learned.history
+    for name in ("actor", "critic", "outcome_critic"):
+        saved, loaded = getattr(learned, name).state_dict(), getattr(state, name).state_dict()
+        assert saved.keys() == loaded.keys()
+        assert all(torch.equal(saved[key], loaded[key]) for key in saved)
+    for name in ("actor_optimiser", "critic_optimiser"):
+        moments = [
+            torch.cat([entry["exp_avg"].flatten() for entry in optimiser.state_dict()["state"].values()])
+            for optimiser in (getattr(learned, name), getattr(state, name))
+        ]
+        assert float(moments[0].abs().max()) > 0
+        assert torch.equal(*moments)
+
+
+def test_a_run_goes_on_with_changed_hyperparameters(learned: CmmacState, tmp_path: Path) -> None:
+    create_run(tmp_path, TINY)
+    save_checkpoint(tmp_path, learned)
+    config, state = resume_run(tmp_path, {"updates": 3, "critic_learning_rate": 2e-3})
+    assert config == replace(TINY, updates=3, critic_learning_rate=2e-3) == load_config(tmp_path)
+    assert [group["lr"] for group in state.critic_optimiser.param_groups] == [2e-3]
+    steps_before = actor_steps(state)
     seen: list[int] = []
-    train(longer, state, on_update=lambda current, figures: seen.append(current.update))
+    train(config, state, on_update=lambda current, figures: seen.append(current.update))
     assert seen == [3]
-    steps: list[Any] = [entry["step"] for entry in state.actor_optimiser.state_dict()["state"].values()]
-    assert min(float(step) for step in steps) > 2
+    assert actor_steps(state) > steps_before > 0
+    with pytest.raises(RunError, match="context is 8 there, not 16; networks keep their size"):
+        resume_run(tmp_path, {"context": 16})
+    with pytest.raises(ValueError, match="updates: 0; must be one or more"):
+        resume_run(tmp_path, {"updates": 0})
+    assert load_config(tmp_path) == config
+
+
+def actor_steps(state: CmmacState) -> int:
+    """Steps that the actor's optimiser has made."""
+    return min(int(entry["step"]) for entry in state.actor_optimiser.state_dict()["state"].values())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"systems": 0}, "systems: 0; must be one or more"),
+        ({"staleness_slots": -1}, "staleness_slots: -1; must be zero or more"),
+        ({"clip": float("nan")}, "clip: nan; must be finite, zero or more"),
+        ({"learning_rate": 0.0}, "learning_rate: 0.0; must be finite and above zero"),
+        ({"discount": 1.5}, "discount: 1.5; must be from 0 to 1"),
+        ({"load_range": (1.4, 0.6)}, r"load_range: \(1.4, 0.6\); must be .* the lower first"),
+        (
+            {"presets": ("testbed-41",)},
+            r"presets: \('testbed-41',\); must be some of testbed-40, testbed-100",
+        ),
+        ({"presets": ()}, r"presets: \(\); must be some of"),
+    ],
+)
+def test_impossible_hyperparameters_are_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(TINY, **changes)
 
 
 def test_run_folders_explain_themselves(tmp_path: Path) -> None:

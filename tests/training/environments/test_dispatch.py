@@ -96,8 +96,8 @@ def test_requests_go_where_the_policy_sends_them() -> None:
             for row, node in zip(made_round.request, nodes, strict=True):
                 expected[int(arrivals.system[row]), int(arrivals.index[row])] = int(node)
     for system in range(simulator.systems):
-        nodes = simulator.outcomes(system).node
-        assert {(system, row): int(node) for row, node in enumerate(nodes) if node >= 0} == {
+        sent = simulator.outcomes(system).node
+        assert {(system, row): int(node) for row, node in enumerate(sent) if node >= 0} == {
             key: node for key, node in expected.items() if key[0] == system
         }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -10,12 +10,12 @@ import torch
 
 from policy_server.cluster.ledger import Ledger
 from policy_server.cluster.queries import DispatchQueries, single_query
-from policy_server.cluster.snapshot import Snapshot, disjoint_union
+from policy_server.cluster.snapshot import Nodes, Snapshot, disjoint_union
 from policy_server.features.schema import SCHEMA
 from policy_server.policies.dispatch import DispatchView
 from tests.support.systems import example_snapshot, example_topology, random_order, reordered
-from training.networks.dispatch import DispatchActor, DispatchNetworkSizes, Normaliser
-from training.networks.policies import TorchDispatch
+from training.networks.dispatch import CentralCritic, DispatchActor, DispatchNetworkSizes, Normaliser
+from training.networks.policies import TorchDispatch, system_tensors
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +83,43 @@ def test_a_union_is_judged_as_its_members(policy: TorchDispatch) -> None:
         assert together == pytest.approx(
             {(row, f"{index}/{endpoint}"): value for (row, endpoint), value in alone.items()}, abs=1e-5
         )
+
+
+def test_a_system_without_links(policy: TorchDispatch) -> None:
+    topology = example_topology(nodes=6, access_points=2, link_probability=0.0)
+    assert len(topology.links.source) == 0
+    found = scores(policy, example_snapshot(topology), single_query(0, 0, 0.5, 1000.0))
+    assert np.isfinite(list(found.values())).all()
+
+
+def test_a_system_without_edge_nodes(policy: TorchDispatch) -> None:
+    whole = example_topology(nodes=1, access_points=2, replicas_per_service=0)
+    nodes = Nodes(**{column.name: getattr(whole.nodes, column.name)[1:] for column in fields(Nodes)})
+    topology = replace(whole, nodes=nodes, replicas=replace(whole.replicas, node=whole.replicas.node - 1))
+    found = scores(policy, example_snapshot(topology), single_query(0, 0, 0.5, 1000.0))
+    assert len(found) == 1
+    assert np.isfinite(list(found.values())).all()
+
+
+@pytest.fixture(scope="module")
+def critic() -> CentralCritic:
+    torch.manual_seed(1)
+    return CentralCritic(SCHEMA, DispatchNetworkSizes(8, 16))
+
+
+def value(critic: CentralCritic, snapshot: Snapshot) -> list[float]:
+    with torch.no_grad():
+        return [float(v) for v in critic(*system_tensors(DispatchView(snapshot).table))]
+
+
+def test_the_critic_does_not_mind_order_and_values_a_union_as_its_members(critic: CentralCritic) -> None:
+    first = example_snapshot(example_topology(nodes=6, seed=1))
+    second = example_snapshot(replace(example_topology(nodes=9, seed=2), services=first.topology.services))
+    alone = value(critic, first) + value(critic, second)
+    assert abs(alone[0] - alone[1]) > 1e-4
+    assert value(critic, disjoint_union([first, second])) == pytest.approx(alone, abs=1e-5)
+    shuffled = reordered(first, random_order(first.topology, 4))
+    assert value(critic, shuffled) == pytest.approx(alone[:1], abs=1e-5)
 
 
 def test_constant_columns_keep_their_scale() -> None:

@@ -85,9 +85,9 @@ def requests_at(
         arrival_seconds=arrival,
         access_point=np.zeros(count, np.int32),
         service=np.full(count, service, np.int32),
-        deadline_seconds=np.broadcast_to(np.float32(deadline_seconds), count).astype(np.float32),
+        deadline_seconds=np.broadcast_to(np.asarray(deadline_seconds, np.float32), count).copy(),
         payload_bytes=np.full(count, payload_bytes, np.float32),
-        work_factor=np.broadcast_to(np.float32(work_factor), count).astype(np.float32),
+        work_factor=np.broadcast_to(np.asarray(work_factor, np.float32), count).copy(),
         duration_seconds=float(np.ceil(arrival.max(initial=0.0)) + 1)
         if duration_seconds is None
         else duration_seconds,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 from policy_server.cluster.snapshot import NO_LINK, Int32Array, ReplicaState, Snapshot
-from tests.training.simulator.reference import ReferenceSystem
+from tests.training.simulator.reference import Place, ReferenceSystem
 from tests.training.simulator.systems import Scenario, draw_services, draw_topology, draw_workload, scenarios
 from training.simulator.simulator import REJECT, SlotRequests, VectorSimulator
 from training.simulator.state import RequestStatus
@@ -115,10 +115,9 @@ class Comparison:
             observed = 1 - np.exp(-reference.now / self.scenario.config.rate_window_seconds) or 1.0
             for row, name in enumerate(reference.topology.access_points.names):
                 point = points[self._name(system, name)]
-                assert load.access_point_queued[point] == len(reference.undispatched[row]) + (
-                    reference.dispatching[row] is not None
-                    and reference.dispatching[row].place == "dispatcher"
-                )
+                dispatching = reference.dispatching[row]
+                in_dispatch = dispatching is not None and dispatching.place == Place.DISPATCHER
+                assert load.access_point_queued[point] == len(reference.undispatched[row]) + in_dispatch
                 np.testing.assert_allclose(
                     load.arrival_rate_per_second[point], np.array(reference.rates[row]) / observed, rtol=1e-5
                 )

@@ -85,7 +85,12 @@ def snapshot_of(
             node=np.array([*placed, *[edge_nodes] * services], np.int32),
             concurrency=np.full(count + services, 100, np.int32),
         ),
-        links=Links(*(np.zeros(0, dtype) for dtype in (np.int32, np.int32, np.float32, np.float32))),
+        links=Links(
+            source=np.zeros(0, np.int32),
+            target=np.zeros(0, np.int32),
+            delay_seconds=np.zeros(0, np.float32),
+            bandwidth_bytes_per_second=np.zeros(0, np.float32),
+        ),
     )
     load = replace(
         idle_load(topology),

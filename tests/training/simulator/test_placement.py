@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policy_server.cluster.snapshot import Float64Array
+from policy_server.cluster.snapshot import BoolArray, Float64Array
 from training.simulator.placement import MINIMUM_REPLICAS, place_edge_replicas
 from training.simulator.presets import topology_services
 from training.workloads.services import default_services
@@ -21,7 +21,7 @@ def placed(
     seed: int,
     popularity: Float64Array | None = None,
     gibibytes: float = 3.0,
-) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.bool_]], Float64Array]:
+) -> tuple[BoolArray, Float64Array]:
     """Which node hosts which service, and the memory of each node in use."""
     catalogue = default_services(services)
     node, service = place_edge_replicas(
@@ -36,7 +36,8 @@ def placed(
     hosted[node, service] = True
     assert hosted.sum() == len(node), "no service twice on a node"
     assert (np.diff(node * services + service) > 0).all(), "by node, then by service"
-    return hosted, hosted @ catalogue.memory_bytes.astype(np.float64)
+    used: Float64Array = hosted.astype(np.float64) @ catalogue.memory_bytes
+    return hosted, used
 
 
 @given(st.integers(1, 20), st.integers(1, 40), st.floats(0.01, 1.0), st.integers(0, 2**32))

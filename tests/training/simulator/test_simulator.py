@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 
 from policy_server.cluster.snapshot import Links, ReplicaState, Snapshot, disjoint_union_topology
-from policy_server.policies.heuristics import Greedy
 from tests.training.simulator.systems import one_access_point, requests_at, scattered_targets
-from training.environments.dispatch import DispatchEnvironment
 from training.simulator.presets import PRESETS, build_topology, preset
 from training.simulator.simulator import REJECT, SimulatorConfig, VectorSimulator
 from training.simulator.state import RequestStatus
@@ -67,7 +65,7 @@ def test_conservation_under_load_and_orchestration() -> None:
         assert (load.node_memory_used_bytes <= nodes.memory_bytes).all()
         np.testing.assert_array_equal(load.node_cpu_used_millicores, running_cpu(snapshot))
         np.testing.assert_array_equal(load.node_memory_used_bytes, held_memory(snapshot))
-        assert (0 <= outcome.edge_cpu_utilisation).all()
+        assert (outcome.edge_cpu_utilisation >= 0).all()
         assert (outcome.edge_cpu_utilisation <= 1).all()
         del replicas
     assert not snapshot.load.node_cpu_used_millicores.any()
@@ -148,33 +146,6 @@ def test_the_cloud_alone_is_no_way_out(name: str) -> None:
     while not simulator.done:
         simulator.advance(cloud_replica[simulator.arrivals().service])
     assert simulator.results()[0].throughput_rate < 0.5
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PRESETS)
-def test_greedy_is_neither_lost_nor_enough_at_the_reference_rate(name: str) -> None:
-    simulator = loaded_systems(name, [100, 101, 102, 103, 104, 105, 106, 107], seconds=15.0)
-    environment = DispatchEnvironment(simulator, random=np.random.default_rng(0))
-    while not simulator.done:
-        environment.step(Greedy())
-    rates = np.array([result.throughput_rate for result in simulator.results()])
-    assert 0.6 <= rates.mean() <= 0.9
-
-
-def test_snapshot_is_kept_and_topology_is_shared_until_a_replica_comes_or_goes() -> None:
-    simulator = loaded_systems("testbed-40", [0, 1], seconds=1.0)
-    before = simulator.snapshot()
-    queued = before.load.replica_queued.copy()
-    for _ in range(3):
-        simulator.advance(scattered_targets(simulator.arrivals(), simulator.topology))
-    after = simulator.snapshot()
-    assert after.topology is before.topology
-    assert (after.version, after.taken_at_seconds) == (3, 0.75)
-    np.testing.assert_array_equal(before.load.replica_queued, queued)
-    assert after.load.replica_running.any()
-    simulator.delete_replica(0)
-    assert simulator.snapshot().topology is not before.topology
-    assert simulator.snapshot().topology.nodes is before.topology.nodes
 
 
 def test_slot_arrivals_are_what_arrives_in_the_slot() -> None:

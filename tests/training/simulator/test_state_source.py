@@ -65,8 +65,8 @@ def test_goes_on_after_a_sequence_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     snapshots = published(SimulatorStateSource(**FAST), 20)
     assert len({snapshot.topology.replicas.endpoints for snapshot in snapshots}) == 1
     assert all(snapshot.topology is snapshots[0].topology for snapshot in snapshots)
-    rates = [snapshot.load.arrival_rate_per_second for snapshot in (snapshots[0], snapshots[8])]
-    assert not np.array_equal(*rates), "the next sequence is a new one"
+    first, later = (snapshots[row].load.arrival_rate_per_second for row in (0, 8))
+    assert not np.array_equal(first, later), "the next sequence is a new one"
 
 
 def test_the_seed_decides() -> None:

@@ -1,0 +1,77 @@
+"""What the documentation names must exist: files it links to, commands and options it tells readers to type."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+import bench.cli
+import policy_server.cli
+import training.cli
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = (ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md")))
+CONSOLES: dict[str, click.Command] = {
+    "policy-server": policy_server.cli.main,
+    "policy-train": training.cli.main,
+    "policy-bench": bench.cli.main,
+}
+
+
+def links_of(page: Path) -> list[str]:
+    targets = re.findall(r"\]\(([^)\s]+)\)", page.read_text())
+    return [
+        target.partition("#")[0] for target in targets if "://" not in target and not target.startswith("#")
+    ]
+
+
+def command_lines_of(page: Path) -> Iterator[str]:
+    """Lines of code blocks that begin with a console command, those with shell variables left out."""
+    for block in re.findall(r"^```[a-z]*\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines():
+            if line.split(" ")[0] in CONSOLES and "$" not in line:
+                yield line
+
+
+def parse(line: str) -> None:
+    """Parses a command line as its console command does, and runs nothing."""
+    name, *words = shlex.split(line.partition(" > ")[0].removesuffix("&"), comments=True)
+    command = CONSOLES[name]
+    while isinstance(command, click.Group):
+        child = command.get_command(click.Context(command), words[0])
+        assert child is not None, f"{line!r}: no command {words[0]!r}"
+        command, words = child, words[1:]
+    command.make_context(name, words)
+
+
+@pytest.fixture(autouse=True)
+def readers_files_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reader's files and folders are not here."""
+    monkeypatch.setattr(click.Path, "convert", lambda self, value, param, ctx: value)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    assert [link for link in links_of(page) if not (page.parent / link).exists()] == []
+
+
+COMMANDS = [
+    pytest.param(line, id=f"{page.name}: {line}") for page in PAGES for line in command_lines_of(page)
+]
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_commands_are_understood(line: str) -> None:
+    parse(line)
+
+
+def test_wrong_commands_would_be_noticed() -> None:
+    with pytest.raises(click.UsageError):
+        parse("policy-bench latency --no-such-option")
+    with pytest.raises(AssertionError, match="no command"):
+        parse("policy-server dance")
