@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,15 @@ TINY = CmmacConfig(
     context=8,
 )
 PLAIN = replace(TINY, credit="team", warm_start_slots=0, clip=0.0, staleness_slots=0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Sums of several threads are rounded in the order the threads finish, so only one thread repeats bit by bit."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def run(config: CmmacConfig) -> CmmacState:
