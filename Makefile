@@ -31,7 +31,7 @@ demo: env ## Serve the shipped policy, replay a trace as real gRPC calls, compar
 	$(RUN)/policy-bench demo
 
 test: env ## The test suite, without the slow tests (under ten minutes).
-	$(RUN)/python -m pytest -q -m 'not slow' -n 2 --dist loadfile
+	$(RUN)/python -m pytest -q -m 'not slow' -n 2 --dist loadfile --max-worker-restart 0
 
 test-slow: env ## The slow tests.
 	$(RUN)/python -m pytest -q -m slow

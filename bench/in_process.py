@@ -20,7 +20,7 @@ from bench.scenario import CANDIDATES, generate_request, generate_state
 from policy_server.api.dispatch_logic import DispatchLimits, DispatchLogic
 from policy_server.api.messages import full_load_from_message, topology_from_message
 from policy_server.api.questions import BatchQuestion, DispatchQuestion
-from policy_server.cluster.queries import DispatchQueries
+from policy_server.cluster.queries import DispatchQuery
 from policy_server.cluster.snapshot import Int64Array, Snapshot
 from policy_server.cluster.state_store import HeldState, StateStore
 from policy_server.policies.dispatch import DispatchView
@@ -111,15 +111,15 @@ class _Service:
         """Masking, features, model, checks, picking and the count of the own pick, for one request."""
         held = self._held
         service, access_point = self._rows
-        queries = DispatchQueries(
-            service=np.array((service,), np.int32),
-            access_point=np.array((access_point,), np.int32),
-            deadline_seconds=np.array((self._question.deadline_seconds,), np.float32),
-            payload_bytes=np.array((self._question.payload_bytes,), np.float32),
-            dispatcher=np.array((access_point,), np.int32) if held.ledger_row_per_access_point else None,
+        query = DispatchQuery(
+            service,
+            access_point,
+            self._question.deadline_seconds,
+            self._question.payload_bytes,
+            dispatcher=access_point if held.ledger_row_per_access_point else None,
         )
-        guarded = self._registry.get().decide(
-            held.view, queries, held.ledger, time.monotonic(), self._random, alternatives=_ALTERNATIVES
+        guarded = self._registry.get().decide_one(
+            held.view, query, held.ledger, time.monotonic(), self._random, alternatives=_ALTERNATIVES
         )
         return guarded.origin.source
 

@@ -121,7 +121,8 @@ def test_nothing_names_a_path_of_one_machine() -> None:
     found = [
         f"{name}: {text}"
         for name in tracked
-        if (path := ROOT / name).suffix in {".py", ".md", ".toml", ".txt", ".json", ".proto", ".yaml", ""}
+        if (path := ROOT / name).suffix
+        in {".py", ".md", ".toml", ".txt", ".json", ".proto", ".yaml", ".onnx", ""}
         and path.is_file()
         for text in suspicious
         if text in path.read_text(errors="ignore")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import torch
 from numpy.typing import NDArray
 from torch import nn
@@ -168,7 +169,22 @@ def _export(network: nn.Module, example: Arrays, outputs: tuple[str, ...], name:
         if program is None:
             raise ExportError(f"{name}: torch.onnx.export returned nothing")
         program.optimize()
-    model: bytes = program.model_proto.SerializeToString()
+    serialised: bytes = _anonymous(program.model_proto).SerializeToString()
+    return serialised
+
+
+def _anonymous(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Drops what the exporter notes of where it ran: stack traces with file paths, on every node and value."""
+    del model.metadata_props[:]
+    graphs: list[Any] = [model.graph, *model.functions]
+    for graph in graphs:
+        del graph.metadata_props[:]
+        for entry in (*graph.node, *graph.value_info):
+            del entry.metadata_props[:]
+            entry.doc_string = ""
+    ends: list[Any] = [*model.graph.input, *model.graph.output, *model.graph.initializer]
+    for end in ends:
+        del end.metadata_props[:]
     return model
 
 

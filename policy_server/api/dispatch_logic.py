@@ -34,12 +34,18 @@ from policy_server.api.resolution import (
     zero_filled,
 )
 from policy_server.cluster.ledger import Ledger
-from policy_server.cluster.queries import DispatchQueries
+from policy_server.cluster.queries import DispatchQueries, DispatchQuery
 from policy_server.cluster.snapshot import Int32Array, Snapshot
 from policy_server.cluster.state_store import HeldState, StateStore
 from policy_server.policies import heuristics
 from policy_server.policies.dispatch import NO_CANDIDATE, DispatchView
-from policy_server.policies.guard import DecisionOrigin, DecisionSource, GuardedDecisions, GuardedDispatch
+from policy_server.policies.guard import (
+    DecisionOrigin,
+    DecisionSource,
+    GuardedDecision,
+    GuardedDecisions,
+    GuardedDispatch,
+)
 from policy_server.runtime.batcher import ExpiredError, MicroBatcher
 from policy_server.runtime.registry import PolicyRegistry
 from policy_server.runtime.rounds import decide_in_rounds
@@ -164,17 +170,17 @@ class DispatchLogic:
         guarded = self._decide(
             policy,
             DispatchView(snapshot),
-            _single(0, 0, deadline_seconds, question.payload_bytes, subset, None),
+            DispatchQuery(0, 0, deadline_seconds, question.payload_bytes, subset),
             Ledger(topology),
             snapshot.taken_at_seconds,
             question,
             remaining_seconds,
         )
-        if guarded.decisions.replica[0] == NO_CANDIDATE:
+        if guarded.decision.replica == NO_CANDIDATE:
             raise NothingCanServeError(
                 "endpoint_subset: none of its endpoints is among the inline candidates"
             )
-        return _answer(guarded, 0, question.alternatives, topology.replicas.endpoints, node_names, 0)
+        return _answer(guarded, topology.replicas.endpoints, node_names, 0)
 
     def dispatch_batch(self, question: BatchQuestion) -> BatchAnswer:
         """The decisions on many requests, from the server-held state.
@@ -246,21 +252,18 @@ class DispatchLogic:
         guarded = self._decide(
             policy,
             held.view,
-            _single(service, access_point, deadline_seconds, question.payload_bytes, subset, dispatcher),
+            DispatchQuery(
+                service, access_point, deadline_seconds, question.payload_bytes, subset, dispatcher
+            ),
             held.ledger,
             self._clock(),
             question,
             remaining_seconds,
         )
-        if guarded.decisions.replica[0] == NO_CANDIDATE:
+        if guarded.decision.replica == NO_CANDIDATE:
             raise NothingCanServeError(explain_no_candidate(held.snapshot, question))
         return _answer(
-            guarded,
-            0,
-            question.alternatives,
-            held.snapshot.topology.replicas.endpoints,
-            held.node_names,
-            held.snapshot.version,
+            guarded, held.snapshot.topology.replicas.endpoints, held.node_names, held.snapshot.version
         )
 
     def _decide_many(self, questions: Sequence[DispatchQuestion]) -> list[DispatchAnswer | Exception]:
@@ -294,28 +297,29 @@ class DispatchLogic:
             guarded = self._decide_batch(policy, held, queries, self._random, alternatives)
             endpoints, snapshot = held.snapshot.topology.replicas.endpoints, held.snapshot
             for row, (position, question) in enumerate(zip(positions, asked, strict=True)):
-                if guarded.decisions.replica[row] == NO_CANDIDATE:
+                of_one = guarded.row(row)
+                if of_one.decision.replica == NO_CANDIDATE:
                     results[position] = NothingCanServeError(explain_no_candidate(snapshot, question))
                 else:
-                    results[position] = _answer(
-                        guarded, row, question.alternatives, endpoints, held.node_names, snapshot.version
-                    )
+                    answer = _answer(of_one, endpoints, held.node_names, snapshot.version)
+                    del answer.alternatives[question.alternatives :]
+                    results[position] = answer
         return [results[position] for position in range(len(questions))]
 
     def _decide(
         self,
         policy: GuardedDispatch,
         view: DispatchView,
-        queries: DispatchQueries,
+        query: DispatchQuery,
         ledger: Ledger,
         now_seconds: float,
         question: DispatchQuestion,
         remaining_seconds: float,
-    ) -> GuardedDecisions:
+    ) -> GuardedDecision:
         started = perf_counter()
-        guarded = policy.decide(
+        guarded = policy.decide_one(
             view,
-            queries,
+            query,
             ledger,
             now_seconds,
             self._random if question.seed is None else np.random.default_rng(question.seed),
@@ -394,50 +398,22 @@ def _counts_per_access_point(policy: GuardedDispatch, held: Held) -> bool:
     return held.ledger_row_per_access_point and not policy.policy.shares_picks
 
 
-def _single(
-    service: int,
-    access_point: int,
-    deadline_seconds: float,
-    payload_bytes: float,
-    subset: Int32Array | None,
-    dispatcher: int | None,
-) -> DispatchQueries:
-    return DispatchQueries(
-        np.array((service,), np.int32),
-        np.array((access_point,), np.int32),
-        np.array((deadline_seconds,), np.float32),
-        np.array((payload_bytes,), np.float32),
-        None if subset is None else (subset,),
-        None if dispatcher is None else np.array((dispatcher,), np.int32),
-    )
-
-
 def _answer(
-    guarded: GuardedDecisions,
-    row: int,
-    alternatives: int,
-    endpoints: Sequence[str],
-    node_names: Sequence[str],
-    snapshot_version: int,
+    guarded: GuardedDecision, endpoints: Sequence[str], node_names: Sequence[str], snapshot_version: int
 ) -> DispatchAnswer:
-    decisions = guarded.decisions
-    replica = int(decisions.replica[row])
-    listed = []
-    if alternatives:
-        scores = decisions.alternative_scores[row].tolist()
-        for position, other in enumerate(decisions.alternatives[row].tolist()[:alternatives]):
-            if other == NO_CANDIDATE:
-                break
-            listed.append((endpoints[other], node_names[other], scores[position]))
+    decision, origin, age_seconds = guarded
     return DispatchAnswer(
-        endpoints[replica],
-        node_names[replica],
-        float(decisions.score[row]),
-        listed,
-        guarded.origin_of(row) if guarded.exceptions else guarded.origin,
+        endpoints[decision.replica],
+        node_names[decision.replica],
+        decision.score,
+        [
+            (endpoints[row], node_names[row], score)
+            for row, score in zip(decision.alternatives, decision.alternative_scores, strict=True)
+        ],
+        origin,
         snapshot_version,
-        guarded.snapshot_age_seconds,
-        int(decisions.candidate_counts[row]),
+        age_seconds,
+        decision.candidate_count,
     )
 
 

@@ -25,10 +25,41 @@ MAXIMUM_ENTRIES = 65_536
 """Without state reports nothing settles; beyond this many picks the older half is taken for finished."""
 
 
+def pending_positions(
+    topology: Topology,
+    node: NDArray[np.integer[Any]],
+    replica: NDArray[np.integer[Any]],
+    link: NDArray[np.integer[Any]],
+) -> Int64Array:
+    """Where :attr:`Ledger.pending_values` keeps what is pending on C candidates, for dispatcher 0.
+
+    For dispatcher d, :attr:`Ledger.dispatcher_stride` x d is to be added to the first two rows.
+
+    Args:
+        topology: of the ledger.
+        node: integer [C].
+        replica: integer [C].
+        link: integer [C]; negative: none, zero bytes are pending there.
+
+    Returns:
+        int64 [3, C]: positions of the pending CPU of the nodes, of the pending requests of the replicas, and of the
+        pending bytes of the links.
+    """
+    positions = np.empty((3, len(replica)), np.int64)
+    first = 1 + len(topology.links.source)
+    np.add(node, first + len(topology.replicas.endpoints), out=positions[0])
+    np.add(replica, first, out=positions[1])
+    np.add(link, 1, out=positions[2])
+    return np.maximum(positions, 0, out=positions)
+
+
 class Ledger:
     """Own picks of K dispatchers over one topology.
 
     Attributes:
+        pending_values: float32 [1 + L + K * (R + N)], the next three in one array, so that one gather reads them all: a
+            zero, the links, then of each dispatcher the replicas and the nodes. See :func:`pending_positions`.
+        dispatcher_stride: R + N.
         replica_pending: float32 [K, R], picked requests the state does not show yet.
         node_pending_cpu: float32 [K, N], CPU those requests will hold, as a fraction of the node's CPU.
         link_pending_bytes: float32 [L], bytes those requests put on each link.
@@ -39,6 +70,8 @@ class Ledger:
         self._dispatchers = dispatchers
         self._entries = 0
         self._picked = False
+        # Single picks wait here in plain numbers until somebody reads the entries.
+        self._recent: list[tuple[int, int, int, float, float]] = []
         self._capacity = 256
         self._allocate_entries()
         self.bind(topology)
@@ -47,15 +80,22 @@ class Ledger:
         """Counts over ``topology`` from now on; picks of endpoints that are still there are kept."""
         if topology is getattr(self, "topology", None):
             return
+        self._take_in_recent()
         moved = self._moved_rows(topology) if self._entries or self._picked else None
         picks = self.replica_picks if moved is not None else None
         replicas, nodes = len(topology.replicas.endpoints), len(topology.nodes.names)
         self.topology = topology
-        self.replica_pending: Float32Array = np.zeros((self._dispatchers, replicas), np.float32)
-        self.node_pending_cpu: Float32Array = np.zeros((self._dispatchers, nodes), np.float32)
-        self.link_pending_bytes: Float32Array = np.zeros(len(topology.links.source), np.float32)
+        self._first = 1 + len(topology.links.source)
+        self.dispatcher_stride = replicas + nodes
+        self.pending_values: Float32Array = np.zeros(
+            self._first + self._dispatchers * self.dispatcher_stride, np.float32
+        )
+        of_dispatchers = self.pending_values[self._first :].reshape(self._dispatchers, -1)
+        self.replica_pending: Float32Array = of_dispatchers[:, :replicas]
+        self.node_pending_cpu: Float32Array = of_dispatchers[:, replicas:]
+        self.link_pending_bytes: Float32Array = self.pending_values[1 : self._first]
         self.replica_picks: Int64Array = np.zeros((self._dispatchers, replicas), np.int64)
-        self._node: Int32Array = topology.replicas.node
+        self._node_position: Int64Array = topology.replicas.node.astype(np.int64) + replicas
         self._cpu_share: Float32Array = (
             topology.services.cpu_millicores[topology.replicas.service]
             / topology.nodes.cpu_millicores[topology.replicas.node]
@@ -87,18 +127,19 @@ class Ledger:
             payload_bytes: float32 [P], bytes put on the link.
             visible_at_seconds: float64 [P], when the request reaches the replica, on the clock of the snapshots.
         """
+        self._take_in_recent()
+        self._forget_oldest()
         rows = self._append(len(replica))
         self._dispatcher[rows] = dispatcher
         self._replica[rows] = replica
         self._link[rows] = link
         self._bytes[rows] = payload_bytes
         self._visible_at[rows] = visible_at_seconds
-        flat = dispatcher.astype(np.int64) * self.replica_pending.shape[1] + replica
-        np.add.at(self.replica_pending.reshape(-1), flat, np.float32(1))
-        np.add.at(self.replica_picks.reshape(-1), flat, 1)
-        nodes = self.topology.replicas.node[replica]
-        flat = dispatcher.astype(np.int64) * self.node_pending_cpu.shape[1] + nodes
-        np.add.at(self.node_pending_cpu.reshape(-1), flat, self._cpu_share[replica])
+        dispatcher = dispatcher.astype(np.int64)
+        np.add.at(self.replica_picks.reshape(-1), dispatcher * self.replica_picks.shape[1] + replica, 1)
+        first = self._first + dispatcher * self.dispatcher_stride
+        np.add.at(self.pending_values, first + replica, np.float32(1))
+        np.add.at(self.pending_values, first + self._node_position[replica], self._cpu_share[replica])
         forwarded = link >= 0
         np.add.at(self.link_pending_bytes, link[forwarded], payload_bytes[forwarded])
 
@@ -106,20 +147,21 @@ class Ledger:
         self, dispatcher: int, replica: int, link: int, payload_bytes: float, visible_at_seconds: float
     ) -> None:
         """Counts one pick; arguments as in :meth:`record`."""
-        row = self._append(1).start
-        self._dispatcher[row] = dispatcher
-        self._replica[row] = replica
-        self._link[row] = link
-        self._bytes[row] = payload_bytes
-        self._visible_at[row] = visible_at_seconds
-        self.replica_pending[dispatcher, replica] += 1
+        if self._entries + len(self._recent) >= MAXIMUM_ENTRIES:
+            self._take_in_recent()
+            self._forget_oldest()
+        self._picked = True
+        self._recent.append((dispatcher, replica, link, payload_bytes, visible_at_seconds))
         self.replica_picks[dispatcher, replica] += 1
-        self.node_pending_cpu[dispatcher, self._node[replica]] += self._cpu_share[replica]
+        values, first = self.pending_values, self._first + dispatcher * self.dispatcher_stride
+        values[first + replica] += 1
+        values[first + self._node_position[replica]] += self._cpu_share[replica]
         if link >= 0:
-            self.link_pending_bytes[link] += payload_bytes
+            values[1 + link] += payload_bytes
 
     def settle(self, dispatcher: int, replica: int) -> bool:
         """Takes back the oldest pending pick of a replica because its outcome is known; False if there is none."""
+        self._take_in_recent()
         rows = np.flatnonzero(
             (self._replica[: self._entries] == replica) & (self._dispatcher[: self._entries] == dispatcher)
         )
@@ -132,12 +174,13 @@ class Ledger:
 
     def refresh(self, taken_at_seconds: float) -> None:
         """Drops the picks that a state of that time shows."""
+        self._take_in_recent()
         self._keep(self._visible_at[: self._entries] > taken_at_seconds)
 
     @property
     def pending(self) -> int:
         """Number of picks the state does not show yet."""
-        return self._entries
+        return self._entries + len(self._recent)
 
     def _moved_rows(self, topology: Topology) -> Int32Array:
         """int32 [old R]: new row of each old replica, -1 where it is gone."""
@@ -162,10 +205,20 @@ class Ledger:
             link[forwarded], weights=self._bytes[:count][forwarded], minlength=len(self.link_pending_bytes)
         )
 
-    def _append(self, count: int) -> slice:
-        self._picked = True
+    def _take_in_recent(self) -> None:
+        """Moves the single picks, which are counted already, to the entries."""
+        if self._recent:
+            rows = self._append(len(self._recent))
+            for column, values in zip(self._columns(), zip(*self._recent, strict=True), strict=True):
+                column[rows] = values
+            self._recent.clear()
+
+    def _forget_oldest(self) -> None:
         if self._entries >= MAXIMUM_ENTRIES:
             self._keep(np.arange(self._entries) >= self._entries // 2)
+
+    def _append(self, count: int) -> slice:
+        self._picked = True
         start = self._entries
         self._entries = start + count
         if self._entries > self._capacity:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from policy_server.cluster.snapshot import Float32Array, Int32Array
+from policy_server.cluster.snapshot import Float32Array, Int32Array, Int64Array
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,50 @@ class DispatchQueries:
     def __len__(self) -> int:
         return len(self.service)
 
+    def select(self, rows: Int64Array) -> DispatchQueries:
+        """The requests at these positions, in that order."""
+        return DispatchQueries(
+            service=self.service[rows],
+            access_point=self.access_point[rows],
+            deadline_seconds=self.deadline_seconds[rows],
+            payload_bytes=self.payload_bytes[rows],
+            subset=None if self.subset is None else [self.subset[row] for row in rows.tolist()],
+            dispatcher=None if self.dispatcher is None else self.dispatcher[rows],
+        )
+
+    def row(self, position: int) -> DispatchQuery:
+        """The request at this position."""
+        return DispatchQuery(
+            self.service.item(position),
+            self.access_point.item(position),
+            self.deadline_seconds.item(position),
+            self.payload_bytes.item(position),
+            None if self.subset is None else self.subset[position],
+            None if self.dispatcher is None else self.dispatcher.item(position),
+        )
+
+
+class DispatchQuery(NamedTuple):
+    """One request to dispatch, in plain numbers; attributes as in :class:`DispatchQueries`."""
+
+    service: int
+    access_point: int
+    deadline_seconds: float
+    payload_bytes: float = 0.0
+    subset: Int32Array | None = None
+    dispatcher: int | None = None
+
+    def as_batch(self) -> DispatchQueries:
+        """The request as a batch of one."""
+        return DispatchQueries(
+            service=np.array([self.service], np.int32),
+            access_point=np.array([self.access_point], np.int32),
+            deadline_seconds=np.array([self.deadline_seconds], np.float32),
+            payload_bytes=np.array([self.payload_bytes], np.float32),
+            subset=None if self.subset is None else [self.subset],
+            dispatcher=None if self.dispatcher is None else np.array([self.dispatcher], np.int32),
+        )
+
 
 def single_query(
     service: int,
@@ -44,13 +89,7 @@ def single_query(
     subset: Int32Array | None = None,
 ) -> DispatchQueries:
     """One request as a batch of one."""
-    return DispatchQueries(
-        service=np.array([service], np.int32),
-        access_point=np.array([access_point], np.int32),
-        deadline_seconds=np.array([deadline_seconds], np.float32),
-        payload_bytes=np.array([payload_bytes], np.float32),
-        subset=None if subset is None else [subset],
-    )
+    return DispatchQuery(service, access_point, deadline_seconds, payload_bytes, subset).as_batch()
 
 
 def concatenate_queries(parts: Sequence[DispatchQueries]) -> DispatchQueries:

@@ -7,12 +7,11 @@ serves one request, where the candidates are a slice of a prepared block, and a 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 
 import numpy as np
 
-from policy_server.cluster.ledger import Ledger
-from policy_server.cluster.queries import DispatchQueries
+from policy_server.cluster.ledger import Ledger, pending_positions
+from policy_server.cluster.queries import DispatchQueries, DispatchQuery
 from policy_server.cluster.snapshot import (
     NO_LINK,
     BoolArray,
@@ -24,6 +23,7 @@ from policy_server.features.load_table import LoadTable, TopologyTable
 from policy_server.features.schema import SCHEMA
 
 _ZERO = np.float32(0)
+_ONE = np.float32(1)
 _NO_ROWS = np.zeros(0, np.int64)
 
 
@@ -34,12 +34,13 @@ class CandidateSets:
     belongs to the access point itself or to one that a link leads to.
 
     Attributes:
-        replica: int32 [capacity], replica row of each candidate slot.
-        node: int32 [capacity].
-        link: int32 [capacity], link row from the access point, ``NO_LINK`` for its own nodes.
-        delay_seconds: float32 [capacity], one-way propagation delay.
-        inverse_bandwidth: float32 [capacity], seconds per byte.
-        local: float32 [capacity], 1 for the access point's own nodes.
+        rows: int64 [6, capacity], of each candidate slot the replica row, the node row, the link row from the access
+            point (``NO_LINK`` for its own nodes), and the three
+            :func:`~policy_server.cluster.ledger.pending_positions`.
+        figures: float32 [8, capacity], what the topology alone says of each slot: what one unit of each of the three
+            pending quantities takes (CPU of the node: 1; share of the replica's slots; seconds on the link),
+            execution time, propagation delay one way, 1 for the access point's own nodes and else 0, CPU of a
+            request as a fraction of the node's, execution time plus delay.
     """
 
     def __init__(self, static: TopologyTable) -> None:
@@ -66,8 +67,8 @@ class CandidateSets:
             start = self._lay_out(access_point, service)
         return slice(start, start + int(self._count[pair]))
 
-    def blocks(self, queries: DispatchQueries) -> tuple[Int64Array, Int64Array]:
-        """Candidate slots of many queries: flat int64 [C] and counts int64 [Q]."""
+    def blocks(self, queries: DispatchQueries) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """Candidate slots of many queries: flat int64 [C], with offsets int64 [Q + 1] and segment int64 [C]."""
         pairs = queries.access_point.astype(np.int64) * self._services + queries.service
         start = self._start[pairs]
         missing = start < 0
@@ -76,9 +77,10 @@ class CandidateSets:
                 self._lay_out(*divmod(pair, self._services))
             start = self._start[pairs]
         counts = self._count[pairs]
-        total = int(counts.sum())
-        first = np.cumsum(counts) - counts
-        return np.arange(total, dtype=np.int64) + np.repeat(start - first, counts), counts
+        offsets = _offsets(counts)
+        segment = np.arange(len(counts)).repeat(counts)
+        slots: Int64Array = np.arange(offsets[-1]) + (start - offsets[:-1])[segment]
+        return slots, offsets, segment
 
     def _lay_out(self, access_point: int, service: int) -> int:
         static, topology = self._static, self._static.topology
@@ -89,48 +91,53 @@ class CandidateSets:
         local = targets == access_point
         reachable = local | (links != NO_LINK)
         replicas, links, local = replicas[reachable], links[reachable], local[reachable]
+        links = np.where(local, NO_LINK, links)
+        nodes = topology.replicas.node[replicas]
         start, stop = self._used, self._used + len(replicas)
-        if stop > len(self.replica):
+        if stop > self.rows.shape[1]:
             self._grow(stop)
-        self.replica[start:stop] = replicas
-        self.node[start:stop] = topology.replicas.node[replicas]
-        self.link[start:stop] = np.where(local, NO_LINK, links)
-        self.local[start:stop] = local
-        self.delay_seconds[start:stop] = topology.local_delay_seconds
-        self.inverse_bandwidth[start:stop] = 0.0
+        rows, figures = self.rows[:, start:stop], self.figures[:, start:stop]
+        rows[0], rows[1], rows[2] = replicas, nodes, links
+        rows[3:] = pending_positions(topology, nodes, replicas, links)
         forwarded = ~local
-        self.delay_seconds[start:stop][forwarded] = topology.links.delay_seconds[links[forwarded]]
-        self.inverse_bandwidth[start:stop][forwarded] = static.inverse_bandwidth[links[forwarded]]
+        figures[0] = 1.0
+        figures[1] = static.inverse_concurrency[replicas]
+        figures[2] = 0.0
+        figures[2, forwarded] = static.inverse_bandwidth[links[forwarded]]
+        figures[3] = static.execution_seconds[replicas]
+        figures[4] = topology.local_delay_seconds
+        figures[4, forwarded] = topology.links.delay_seconds[links[forwarded]]
+        figures[5] = local
+        figures[6] = static.cpu_fraction[replicas]
+        figures[7] = figures[3] + figures[4]
         pair = access_point * self._services + service
         self._start[pair], self._count[pair] = start, stop - start
         self._used = stop
         return start
 
     def _allocate(self, capacity: int) -> None:
-        self.replica: Int32Array = np.zeros(capacity, np.int32)
-        self.node: Int32Array = np.zeros(capacity, np.int32)
-        self.link: Int32Array = np.zeros(capacity, np.int32)
-        self.delay_seconds: Float32Array = np.zeros(capacity, np.float32)
-        self.inverse_bandwidth: Float32Array = np.zeros(capacity, np.float32)
-        self.local: Float32Array = np.zeros(capacity, np.float32)
+        self.rows: Int64Array = np.zeros((6, capacity), np.int64)
+        self.figures: Float32Array = np.zeros((8, capacity), np.float32)
 
     def _grow(self, needed: int) -> None:
-        columns = ("replica", "node", "link", "delay_seconds", "inverse_bandwidth", "local")
-        old = {name: getattr(self, name) for name in columns}
-        self._allocate(max(needed, 2 * len(self.replica)))
-        for name, values in old.items():
-            getattr(self, name)[: len(values)] = values
+        rows, figures = self.rows, self.figures
+        self._allocate(max(needed, 2 * rows.shape[1]))
+        self.rows[:, : rows.shape[1]] = rows
+        self.figures[:, : figures.shape[1]] = figures
 
 
 class _Block:
-    """What a snapshot alone says of some candidates: the part of the formulas that no request changes."""
+    """What a snapshot alone says of some candidates: the part of the formulas that no request changes.
+
+    The three quantities that own picks change lie in the rows of one array each, in the order of
+    :func:`~policy_server.cluster.ledger.pending_positions`: nodes, replicas, links. A decision among few candidates
+    costs as much as it makes numpy calls, so each step is one call for all three.
+    """
 
     __slots__ = (
-        "base_excess_cpu",
-        "base_excess_slots",
-        "base_network_seconds",
+        "_own_positions",
+        "base",
         "cpu_fraction",
-        "cpu_wait_scale",
         "delay_seconds",
         "execution_seconds",
         "inverse_bandwidth",
@@ -140,38 +147,57 @@ class _Block:
         "node",
         "offsets_of_one",
         "outstanding",
+        "pending_scale",
+        "positions",
         "replica",
+        "rows",
         "segment_of_one",
         "service_and_return_seconds",
+        "wait_scale",
     )
 
-    def __init__(self, table: LoadTable, sets: CandidateSets, rows: slice | Int64Array) -> None:
-        static = table.static
-        self.replica = replica = sets.replica[rows].astype(np.intp)
-        self.node = node = sets.node[rows].astype(np.intp)
-        self.link = link = sets.link[rows].astype(np.intp)
-        self.local = sets.local[rows]
-        self.delay_seconds = delay = sets.delay_seconds[rows]
-        self.inverse_bandwidth = sets.inverse_bandwidth[rows]
-        self.execution_seconds: Float32Array = static.execution_seconds[replica]
-        self.cpu_fraction: Float32Array = static.cpu_fraction[replica]
-        self.inverse_concurrency: Float32Array = static.inverse_concurrency[replica]
-        self.outstanding: Float32Array = table.outstanding[replica]
-        self.base_network_seconds: Float32Array = delay
+    def __init__(self, table: LoadTable, sets: CandidateSets, slots: slice | Int64Array) -> None:
+        if isinstance(slots, slice):
+            rows, figures = sets.rows[:, slots].copy(), sets.figures[:, slots].copy()
+        else:
+            rows, figures = sets.rows.take(slots, axis=1), sets.figures.take(slots, axis=1)
+        replica, node, link = rows[0], rows[1], rows[2]
+        self.replica: Int64Array = replica
+        self.node: Int64Array = node
+        self.link: Int64Array = link
+        self.positions: Int64Array = rows[3:]
+        self.pending_scale: Float32Array = figures[:3]
+        self.inverse_concurrency: Float32Array = figures[1]
+        self.inverse_bandwidth: Float32Array = figures[2]
+        self.execution_seconds: Float32Array = figures[3]
+        self.delay_seconds: Float32Array = figures[4]
+        self.local: Float32Array = figures[5]
+        self.cpu_fraction: Float32Array = figures[6]
+        self.service_and_return_seconds: Float32Array = figures[7]
+        self.outstanding: Float32Array = table.outstanding.take(replica)
+        # With nothing pending: CPU above the node's, requests above the slots as a share of them, network time.
+        self.base: Float32Array = np.empty((3, len(replica)), np.float32)
+        cpu, slots_taken, network = self.base
+        np.subtract(self.cpu_fraction, _ONE, out=cpu)
+        cpu += table.node_committed.take(node)
+        np.add(self.outstanding, _ONE, out=slots_taken)
+        slots_taken *= self.inverse_concurrency
+        slots_taken -= _ONE
+        network[:] = self.delay_seconds
         if len(table.link_backlog_bytes):
-            # A candidate without a link reads the last link's backlog; its inverse bandwidth of zero cancels it.
-            self.base_network_seconds = delay + table.link_backlog_bytes[link] * self.inverse_bandwidth
-        self.base_excess_cpu: Float32Array = table.node_committed[node] + (self.cpu_fraction - np.float32(1))
-        self.base_excess_slots: Float32Array = (
-            self.outstanding + np.float32(1)
-        ) * self.inverse_concurrency - np.float32(1)
-        mean_execution = table.node_mean_execution_seconds[node]
-        self.cpu_wait_scale: Float32Array = np.where(
-            mean_execution > 0, mean_execution, self.execution_seconds
-        )
-        self.service_and_return_seconds: Float32Array = self.execution_seconds + delay
+            # A candidate without a link reads some link's backlog; its inverse bandwidth of zero cancels it.
+            network += table.link_backlog_bytes.take(link, mode="wrap") * self.inverse_bandwidth
+        mean_execution = table.node_mean_execution_seconds.take(node)
+        self.wait_scale: Float32Array = np.empty((2, len(replica)), np.float32)
+        self.wait_scale[0] = np.where(mean_execution > 0, mean_execution, self.execution_seconds)
+        self.wait_scale[1] = self.execution_seconds
+        # One row per feature: the features of the model are these rows, transposed.
+        self.rows: Float32Array = np.empty((len(SCHEMA.request), len(replica)), np.float32)
+        self.rows[1] = self.delay_seconds
+        self.rows[11] = self.local
         self.offsets_of_one: Int64Array = _NO_ROWS
         self.segment_of_one: Int64Array = _NO_ROWS
+        self._own_positions = (0, self.positions)
 
     def of_one(self) -> _Block:
         """Itself, as the candidates of a single query."""
@@ -179,6 +205,15 @@ class _Block:
         self.offsets_of_one = np.array((0, count), np.int64)
         self.segment_of_one = np.zeros(count, np.int64)
         return self
+
+    def positions_of(self, dispatcher_offset: int) -> Int64Array:
+        """int64 [3, C]: the positions, for a dispatcher whose values lie that far behind those of the first."""
+        known_offset, positions = self._own_positions
+        if known_offset != dispatcher_offset:
+            positions = self.positions.copy()
+            positions[:2] += dispatcher_offset
+            self._own_positions = dispatcher_offset, positions
+        return positions
 
 
 class Candidates:
@@ -195,15 +230,15 @@ class Candidates:
     Attributes:
         table: of the snapshot.
         ledger: own picks.
-        queries: the Q queries.
+        query: the query, where there is but one.
         age_seconds: age of the snapshot.
         offsets: int64 [Q + 1], candidates of query q are ``offsets[q]:offsets[q + 1]``.
         segment: int64 [C], query of each candidate.
         network_seconds: float32 [C].
         wait_seconds: float32 [C].
         completion_seconds: float32 [C].
-        replica_pending: float32 [C], own pending requests of the replica.
-        node_pending_cpu: float32 [C], CPU of own pending requests, as a fraction of the node's CPU.
+        kept: stands for these very candidates for the life of the snapshot, so that a policy may keep something by
+            it; None where they are not likely to be asked for again.
         deadline_seconds: float32 [C], or one value for all.
         dispatcher: int32 [C], or one value for all: ledger row of each candidate's query.
     """
@@ -213,87 +248,108 @@ class Candidates:
         table: LoadTable,
         sets: CandidateSets,
         ledger: Ledger,
-        queries: DispatchQueries,
+        queries: DispatchQueries | DispatchQuery,
         now_seconds: float,
     ) -> None:
         self.table = table
         self.ledger = ledger
-        self.queries = queries
+        self.query: DispatchQuery | None = None
+        self._queries: DispatchQueries | None = None
+        if isinstance(queries, DispatchQuery):
+            self.query = queries
+        else:
+            self._queries = queries
+            if len(queries) == 1:
+                self.query = queries.row(0)
         self.age_seconds = table.snapshot.age_seconds(now_seconds)
+        self.kept: object | None = None
+        self._features: Float32Array | None = None
         payload: Float32Array | np.float32
         self.deadline_seconds: Float32Array | np.float32
         self.dispatcher: Int32Array | int
-        if len(queries) == 1:
-            block = self._block_of_one(sets)
+        if self.query is not None:
+            service, access_point, deadline, payload_bytes, subset, dispatcher = self.query
+            block = self._block_of_one(sets, service, access_point, subset)
             self.offsets: Int64Array = block.offsets_of_one
             self.segment: Int64Array = block.segment_of_one
-            self.deadline_seconds = queries.deadline_seconds[0]
-            payload = queries.payload_bytes[0]
-            self.dispatcher = dispatcher = 0 if queries.dispatcher is None else int(queries.dispatcher[0])
-            self.replica_pending: Float32Array = ledger.replica_pending[dispatcher].take(block.replica)
-            self.node_pending_cpu: Float32Array = ledger.node_pending_cpu[dispatcher].take(block.node)
+            self.deadline_seconds = np.float32(deadline)
+            payload = np.float32(payload_bytes)
+            self.dispatcher = dispatcher or 0
+            positions = block.positions_of(self.dispatcher * ledger.dispatcher_stride)
+            self._rows = rows = block.rows.copy()
         else:
-            block = self._block_of_many(sets)
+            queries = self.queries
+            block = self._block_of_many(sets, queries)
             self.deadline_seconds = queries.deadline_seconds[self.segment]
             payload = queries.payload_bytes[self.segment]
-            self.dispatcher = 0 if queries.dispatcher is None else queries.dispatcher[self.segment]
-            self.replica_pending = ledger.replica_pending[self.dispatcher, block.replica]
-            self.node_pending_cpu = ledger.node_pending_cpu[self.dispatcher, block.node]
+            self.dispatcher = 0
+            positions = block.positions
+            if queries.dispatcher is not None:
+                self.dispatcher = queries.dispatcher[self.segment]
+                positions[:2] += self.dispatcher.astype(np.int64) * ledger.dispatcher_stride
+            self._rows = rows = block.rows
         self._block = block
-        # One row per feature, written in place: the features of the model are these rows, transposed.
-        self._rows = rows = np.empty((len(SCHEMA.request), len(block.replica)), np.float32)
-        network, wait, completion, per_slot, excess = rows[0], rows[2], rows[3], rows[7], rows[8]
-        if len(ledger.link_pending_bytes):
-            payload = payload + ledger.link_pending_bytes.take(block.link, mode="wrap")
+        self._pending: Float32Array = ledger.pending_values.take(positions)
+        # The rows of the pending CPU and slots, and below them, for the time being, of the time on the link.
+        scaled = rows[6:9]
+        np.multiply(self._pending, block.pending_scale, out=scaled)
+        excess = scaled + block.base
+        rows[8] = excess[0]
+        waits = excess[:2] * block.wait_scale
+        network, wait, completion = rows[0], rows[2], rows[3]
+        np.maximum(waits[0], waits[1], out=wait)
+        np.maximum(wait, _ZERO, out=wait)
         np.multiply(payload, block.inverse_bandwidth, out=network)
-        network += block.base_network_seconds
-        np.add(block.base_excess_cpu, self.node_pending_cpu, out=excess)
-        np.maximum(excess, _ZERO, out=wait)
-        wait *= block.cpu_wait_scale
-        np.multiply(self.replica_pending, block.inverse_concurrency, out=per_slot)
-        slot_wait = per_slot + block.base_excess_slots
-        slot_wait *= block.execution_seconds
-        np.maximum(wait, slot_wait, out=wait)
+        network += excess[2]
         np.add(network, wait, out=completion)
         completion += block.service_and_return_seconds
         self.network_seconds: Float32Array = network
         self.wait_seconds: Float32Array = wait
         self.completion_seconds: Float32Array = completion
 
-    def _block_of_one(self, sets: CandidateSets) -> _Block:
-        queries, table = self.queries, self.table
-        access_point, service = int(queries.access_point[0]), int(queries.service[0])
-        rows = sets.block(access_point, service)
-        subset = None if queries.subset is None else queries.subset[0]
+    def _block_of_one(
+        self, sets: CandidateSets, service: int, access_point: int, subset: Int32Array | None
+    ) -> _Block:
+        table = self.table
         if subset is None:
-            block = table.blocks.get((access_point, service))
+            block: _Block | None = table.blocks.get((access_point, service))
             if block is None:
-                allowed = table.ready[sets.replica[rows]]
-                chosen = rows if allowed.all() else np.flatnonzero(allowed) + rows.start
+                slots = sets.block(access_point, service)
+                allowed = table.ready[sets.rows[0, slots]]
+                chosen = slots if allowed.all() else np.flatnonzero(allowed) + slots.start
                 block = table.blocks[access_point, service] = _Block(table, sets, chosen).of_one()
+            self.kept = block
             return block
-        replica = sets.replica[rows]
+        slots = sets.block(access_point, service)
+        replica = sets.rows[0, slots]
         allowed = table.ready[replica] & np.isin(replica, subset)
-        return _Block(table, sets, np.flatnonzero(allowed) + rows.start).of_one()
+        return _Block(table, sets, np.flatnonzero(allowed) + slots.start).of_one()
 
-    def _block_of_many(self, sets: CandidateSets) -> _Block:
-        queries, table = self.queries, self.table
-        rows, counts = sets.blocks(queries)
-        segment = np.repeat(np.arange(len(queries), dtype=np.int64), counts)
+    def _block_of_many(self, sets: CandidateSets, queries: DispatchQueries) -> _Block:
+        table = self.table
+        slots, offsets, segment = sets.blocks(queries)
         if queries.subset is not None or not table.all_ready:
-            replica = sets.replica[rows]
+            replica = sets.rows[0].take(slots)
             allowed = table.ready[replica]
             if queries.subset is not None:
-                _restrict(allowed, replica, counts, queries.subset)
+                _restrict(allowed, replica, np.diff(offsets), queries.subset)
             if not allowed.all():
-                rows, segment = rows[allowed], segment[allowed]
-                counts = np.bincount(segment, minlength=len(queries))
-        self.offsets = np.concatenate(([0], np.cumsum(counts)))
+                slots, segment = slots[allowed], segment[allowed]
+                offsets = _offsets(np.bincount(segment, minlength=len(queries)))
+        self.offsets = offsets
         self.segment = segment
-        return _Block(table, sets, rows)
+        return _Block(table, sets, slots)
 
     def __len__(self) -> int:
         return len(self._block.replica)
+
+    @property
+    def queries(self) -> DispatchQueries:
+        """The Q queries."""
+        if self._queries is None:
+            assert self.query is not None
+            self._queries = self.query.as_batch()
+        return self._queries
 
     @property
     def replica(self) -> Int64Array:
@@ -336,12 +392,22 @@ class Candidates:
         return self._block.inverse_concurrency
 
     @property
+    def replica_pending(self) -> Float32Array:
+        """float32 [C]: own pending requests of the replica."""
+        pending: Float32Array = self._pending[1]
+        return pending
+
+    @property
+    def node_pending_cpu(self) -> Float32Array:
+        """float32 [C]: CPU of own pending requests, as a fraction of the node's CPU."""
+        pending: Float32Array = self._pending[0]
+        return pending
+
+    @property
     def committed(self) -> Float32Array:
         """float32 [C]: CPU committed on the node, own pending picks included, as a fraction of its CPU."""
         block = self._block
-        committed: Float32Array = (
-            block.base_excess_cpu - (block.cpu_fraction - np.float32(1))
-        ) + self.node_pending_cpu
+        committed: Float32Array = (block.base[0] - (block.cpu_fraction - _ONE)) + self.node_pending_cpu
         return committed
 
     @property
@@ -349,19 +415,26 @@ class Candidates:
         """float32 [C]: requests queued and running at the replica, own pending picks included."""
         return self._block.outstanding + self.replica_pending
 
-    @cached_property
+    @property
     def features(self) -> Float32Array:
         """float32 [C, len(SCHEMA.request)]: what a model sees of each candidate beyond the encoded snapshot."""
-        block, deadline, rows = self._block, self.deadline_seconds, self._rows
-        rows[1] = block.delay_seconds
+        if self._features is not None:
+            return self._features
+        deadline, rows = self.deadline_seconds, self._rows
         slack = rows[4]
         np.subtract(deadline, self.completion_seconds, out=slack)
         np.divide(slack, deadline, out=rows[5])
-        rows[6] = self.node_pending_cpu
         rows[9] = deadline
         rows[10] = self.age_seconds
-        rows[11] = block.local
-        return rows.T.copy()
+        self._features = rows.T.copy()
+        return self._features
+
+
+def _offsets(counts: Int64Array) -> Int64Array:
+    """int64 [Q + 1]: where each query's candidates begin, and where the last one's end."""
+    offsets = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    return offsets
 
 
 def _restrict(

@@ -8,7 +8,7 @@ from enum import IntEnum
 from types import MappingProxyType
 from typing import NamedTuple
 
-from policy_server.policies.dispatch import DispatchDecisions
+from policy_server.policies.dispatch import DispatchDecision, DispatchDecisions
 
 
 class DecisionSource(IntEnum):
@@ -68,3 +68,15 @@ class GuardedDecisions(NamedTuple):
     def origin_of(self, query: int) -> DecisionOrigin:
         """Who decided one query."""
         return self.exceptions.get(query, self.origin)
+
+    def row(self, query: int) -> GuardedDecision:
+        """The decision for one query."""
+        return GuardedDecision(self.decisions.row(query), self.origin_of(query), self.snapshot_age_seconds)
+
+
+class GuardedDecision(NamedTuple):
+    """The decision for one query and who made it; see :class:`GuardedDecisions`."""
+
+    decision: DispatchDecision
+    origin: DecisionOrigin
+    snapshot_age_seconds: float

@@ -8,13 +8,12 @@ and picking are code on plain arrays, never operators of a model graph, because 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 from policy_server.cluster.ledger import Ledger
-from policy_server.cluster.queries import DispatchQueries
+from policy_server.cluster.queries import DispatchQueries, DispatchQuery
 from policy_server.cluster.snapshot import Float32Array, Int64Array, Snapshot
 from policy_server.features.candidates import Candidates, CandidateSets
 from policy_server.features.load_table import LoadTable, TopologyTable
@@ -88,6 +87,50 @@ class DispatchDecisions:
     def __len__(self) -> int:
         return len(self.replica)
 
+    def row(self, query: int) -> DispatchDecision:
+        """The decision for one query, without padding."""
+        alternatives = [row for row in self.alternatives[query].tolist() if row != NO_CANDIDATE]
+        return DispatchDecision(
+            self.replica.item(query),
+            self.score.item(query),
+            alternatives,
+            self.alternative_scores[query, : len(alternatives)].tolist(),
+            self.candidate_counts.item(query),
+        )
+
+
+class DispatchDecision(NamedTuple):
+    """The decision for one query, in plain numbers.
+
+    Attributes:
+        replica: chosen replica row, ``NO_CANDIDATE`` where none is allowed.
+        score: its score; 0 where there is none.
+        alternatives: replica rows, best first.
+        alternative_scores: as many.
+        candidate_count: how many the policy chose from.
+    """
+
+    replica: int
+    score: float
+    alternatives: list[int]
+    alternative_scores: list[float]
+    candidate_count: int
+
+    def as_batch(self, alternatives: int) -> DispatchDecisions:
+        """The decision as a batch of one, padded to that many alternatives."""
+        missing = alternatives - len(self.alternatives)
+        return DispatchDecisions(
+            replica=np.array([self.replica], np.int64),
+            score=np.array([self.score], np.float32),
+            alternatives=np.array([[*self.alternatives, *[NO_CANDIDATE] * missing]], np.int64),
+            alternative_scores=np.array([[*self.alternative_scores, *[0.0] * missing]], np.float32),
+            candidate_counts=np.array([self.candidate_count], np.int64),
+        )
+
+
+NO_DECISION = DispatchDecision(NO_CANDIDATE, 0.0, [], [], 0)
+"""For a query without candidates."""
+
 
 class DispatchView:
     """A snapshot prepared for decisions: its tables, its candidate sets and each policy's encoded form.
@@ -104,16 +147,18 @@ class DispatchView:
             self.static = TopologyTable(snapshot.topology)
             self.sets = CandidateSets(self.static)
         self.table = LoadTable(snapshot, self.static)
-        self._prepared: dict[str, Any] = {}
+        self._prepared: dict[tuple[str, str], Any] = {}
 
     def prepared(self, policy: DispatchPolicy) -> Any:
         """What the policy's :meth:`DispatchPolicy.prepare` returned for this snapshot; computed on first use."""
-        key = f"{policy.name}@{policy.version}"
+        key = policy.name, policy.version
         if key not in self._prepared:
             self._prepared[key] = policy.prepare(self.table)
         return self._prepared[key]
 
-    def candidates(self, queries: DispatchQueries, ledger: Ledger, now_seconds: float) -> Candidates:
+    def candidates(
+        self, queries: DispatchQueries | DispatchQuery, ledger: Ledger, now_seconds: float
+    ) -> Candidates:
         """Masks: the allowed candidates of each query and what is known of them."""
         return Candidates(self.table, self.sets, ledger, queries, now_seconds)
 
@@ -140,48 +185,66 @@ def pick(
     Returns:
         The decisions, and int64 [Q] the position of each choice on the candidate axis (-1: none).
     """
-    keys = scores
-    if sampling_temperature > 0:
-        keys = scores / np.float32(sampling_temperature) + random.gumbel(size=len(scores)).astype(np.float32)
-    if len(candidates.queries) == 1:
-        return _pick_one(keys, scores, candidates, random, alternatives)
+    if candidates.query is not None:
+        decision, position = pick_one(
+            scores,
+            candidates,
+            random,
+            sampling_temperature=sampling_temperature,
+            alternatives=alternatives,
+        )
+        return decision.as_batch(alternatives), np.array([position], np.int64)
+    keys = _keys(scores, random, sampling_temperature)
     return _pick_many(keys, scores, candidates, random, alternatives)
 
 
-def _pick_one(
-    keys: Float32Array,
+def pick_one(
     scores: Float32Array,
     candidates: Candidates,
     random: np.random.Generator,
-    alternatives: int,
-) -> tuple[DispatchDecisions, Int64Array]:
+    *,
+    sampling_temperature: float = 0.0,
+    alternatives: int = 0,
+) -> tuple[DispatchDecision, int]:
+    """As :func:`pick`, for the candidates of a single query, of which there is at least one."""
+    keys = _keys(scores, random, sampling_temperature)
     count = len(keys)
-    replica = candidates.replica
     wanted = min(alternatives + 1, count)
-    best_first = _best_first_of_few if count <= _LIST_UP_TO else _best_first
-    order = best_first(keys, wanted, random)
-    listed, listed_scores = replica[order], scores[order]
-    if wanted <= alternatives:
-        missing = alternatives + 1 - wanted
-        listed = np.concatenate((listed, np.full(missing, NO_CANDIDATE)))
-        listed_scores = np.concatenate((listed_scores, np.zeros(missing, np.float32)))
-    decisions = DispatchDecisions(
-        replica=listed[:1],
-        score=listed_scores[:1],
-        alternatives=listed[None, 1:],
-        alternative_scores=listed_scores[None, 1:],
-        candidate_counts=np.array([count], np.int64),
+    if count <= _LIST_UP_TO:
+        order = _best_first_of_few(keys, wanted, random)
+    else:
+        order = _best_first(keys, wanted, random).tolist()
+    replica_of, score_of = candidates.replica.item, scores.item
+    first = order[0]
+    decision = DispatchDecision(
+        replica_of(first),
+        score_of(first),
+        [replica_of(position) for position in order[1:]],
+        [score_of(position) for position in order[1:]],
+        count,
     )
-    return decisions, order[:1]
+    return decision, first
 
 
-def _best_first_of_few(keys: Float32Array, wanted: int, random: np.random.Generator) -> Int64Array:
+def _keys(scores: Float32Array, random: np.random.Generator, sampling_temperature: float) -> Float32Array:
+    if sampling_temperature > 0:
+        noise = random.gumbel(size=len(scores)).astype(np.float32)
+        return scores / np.float32(sampling_temperature) + noise
+    return scores
+
+
+def _best_first_of_few(keys: Float32Array, wanted: int, random: np.random.Generator) -> list[int]:
     """As :func:`_best_first`; for few keys plain Python is faster than one numpy call after another."""
     values: list[float] = keys.tolist()
     order = sorted(range(len(values)), key=values.__getitem__, reverse=True)
-    if any(values[first] == values[second] for first, second in pairwise(order[: wanted + 1])):
-        return _best_first(keys, wanted, random)
-    return np.array(order[:wanted])
+    before = None
+    for position in order[: wanted + 1]:
+        value = values[position]
+        if value == before:
+            tied: list[int] = _best_first(keys, wanted, random).tolist()
+            return tied
+        before = value
+    return order[:wanted]
 
 
 def _best_first(keys: Float32Array, wanted: int, random: np.random.Generator) -> Int64Array:
@@ -200,7 +263,7 @@ def _best_first(keys: Float32Array, wanted: int, random: np.random.Generator) ->
     else:
         order = np.argsort(-keys)
     top = keys[order[: wanted + 1]].tolist()
-    if any(first == second for first, second in pairwise(top)):
+    if len(set(top)) < len(top):
         contenders = random.permutation(np.flatnonzero(keys >= top[wanted - 1]))
         order = contenders[np.argsort(-keys[contenders], kind="stable")]
     return order[:wanted]
@@ -215,7 +278,7 @@ def _pick_many(
 ) -> tuple[DispatchDecisions, Int64Array]:
     offsets, segment = candidates.offsets, candidates.segment
     queries = len(candidates.queries)
-    counts = np.diff(offsets)
+    counts = offsets[1:] - offsets[:-1]
     served = np.flatnonzero(counts)
     starts = offsets[:-1][served]
     rank = np.searchsorted(served, segment) if len(served) < queries else segment
@@ -229,12 +292,11 @@ def _pick_many(
                 break
         best = np.maximum.reduceat(remaining, starts)
         tied = np.flatnonzero(remaining == best[rank])
-        # Among the tied, the first after a random shuffle of equals: a random number per tied candidate decides.
-        lottery = random.random(len(tied))
-        order = np.lexsort((lottery, rank[tied])) if len(tied) > len(served) else slice(None)
-        winners = tied[order]
-        first = np.searchsorted(rank[winners], np.arange(len(served)))
-        positions = winners[first]
+        positions = tied
+        if len(tied) > len(served):
+            # The first of the tied after a random shuffle of equals: a random number per tied candidate decides.
+            winners = tied[np.lexsort((random.random(len(tied)), rank[tied]))]
+            positions = winners[np.searchsorted(rank[winners], np.arange(len(served)))]
         valid = left > 0
         chosen[served[valid], place] = positions[valid]
         if alternatives:
@@ -306,18 +368,11 @@ def decide(
 
 def record_picks(candidates: Candidates, positions: Int64Array, ledger: Ledger, now_seconds: float) -> None:
     """Counts the choices at ``positions`` of the candidate axis (-1: none) in the ledger."""
-    queries = candidates.queries
-    if len(positions) == 1:
-        chosen = int(positions[0])
-        if chosen >= 0:
-            ledger.record_one(
-                0 if queries.dispatcher is None else int(queries.dispatcher[0]),
-                int(candidates.replica[chosen]),
-                int(candidates.link[chosen]),
-                float(queries.payload_bytes[0]),
-                now_seconds + float(candidates.network_seconds[chosen]),
-            )
+    if candidates.query is not None:
+        if positions[0] >= 0:
+            record_pick(candidates, positions.item(0), ledger, now_seconds)
         return
+    queries = candidates.queries
     made = positions >= 0
     positions = positions[made]
     ledger.record(
@@ -326,4 +381,17 @@ def record_picks(candidates: Candidates, positions: Int64Array, ledger: Ledger, 
         candidates.link[positions],
         queries.payload_bytes[made],
         now_seconds + candidates.network_seconds[positions].astype(np.float64),
+    )
+
+
+def record_pick(candidates: Candidates, position: int, ledger: Ledger, now_seconds: float) -> None:
+    """Counts the choice at ``position``, of the candidates of a single query, in the ledger."""
+    query = candidates.query
+    assert query is not None
+    ledger.record_one(
+        query.dispatcher or 0,
+        candidates.replica.item(position),
+        candidates.link.item(position),
+        query.payload_bytes,
+        now_seconds + candidates.network_seconds.item(position),
     )

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from policy_server.cluster.ledger import Ledger
-from policy_server.cluster.queries import DispatchQueries
+from policy_server.cluster.queries import DispatchQueries, DispatchQuery
 from policy_server.cluster.snapshot import BoolArray, Float32Array, Int64Array
 from policy_server.features.candidates import Candidates
 from policy_server.policies.circuit_breaker import BreakerSettings, BreakerState, CircuitBreaker
@@ -34,14 +34,18 @@ from policy_server.policies.decision_origin import (
     DecisionOrigin,
     DecisionSource,
     FallbackReason,
+    GuardedDecision,
     GuardedDecisions,
 )
 from policy_server.policies.dispatch import (
+    NO_DECISION,
     DispatchDecisions,
     DispatchPolicy,
     DispatchView,
     no_decisions,
     pick,
+    pick_one,
+    record_pick,
     record_picks,
 )
 from policy_server.policies.finite_inputs import FiniteInputs, all_finite, impute
@@ -56,6 +60,7 @@ __all__ = [
     "FallbackReason",
     "GuardObserver",
     "GuardSettings",
+    "GuardedDecision",
     "GuardedDecisions",
     "GuardedDispatch",
     "MissingModel",
@@ -243,9 +248,7 @@ class GuardedDispatch:
         scores, trouble = self._scores(view, candidates, random, remaining_seconds)
         if trouble is not None:
             call = _Call(view, candidates, ledger, now_seconds, random, alternatives, record)
-            if trouble.finite is None:
-                return self._fall_back(call, trouble.reason, trouble.error)
-            return self._fall_back_where(call, scores, trouble.finite, trouble)
+            return self._stand_in(call, scores, trouble)
         decisions, positions = pick(
             scores,
             candidates,
@@ -256,6 +259,35 @@ class GuardedDispatch:
         if record:
             record_picks(candidates, positions, ledger, now_seconds)
         return GuardedDecisions(decisions, self.origin, candidates.age_seconds)
+
+    def decide_one(
+        self,
+        view: DispatchView,
+        query: DispatchQuery,
+        ledger: Ledger,
+        now_seconds: float,
+        random: np.random.Generator,
+        *,
+        alternatives: int = 0,
+        remaining_seconds: float = math.inf,
+    ) -> GuardedDecision:
+        """The same for a single query, in plain numbers from end to end; arguments as in :meth:`decide`."""
+        candidates = view.candidates(query, ledger, now_seconds)
+        if not len(candidates):
+            return GuardedDecision(NO_DECISION, self.origin, candidates.age_seconds)
+        scores, trouble = self._scores(view, candidates, random, remaining_seconds)
+        if trouble is not None:
+            call = _Call(view, candidates, ledger, now_seconds, random, alternatives, record=True)
+            return self._stand_in(call, scores, trouble).row(0)
+        decision, position = pick_one(
+            scores,
+            candidates,
+            random,
+            sampling_temperature=self._asked.sampling_temperature,
+            alternatives=alternatives,
+        )
+        record_pick(candidates, position, ledger, now_seconds)
+        return GuardedDecision(decision, self.origin, candidates.age_seconds)
 
     def _scores(
         self,
@@ -336,6 +368,12 @@ class GuardedDispatch:
         self._count_overrun(OutOfPatienceError(f"{seconds:.3g} s instead of {budget_seconds:g} s"))
         return scores, False
 
+    def _stand_in(self, call: _Call, scores: Float32Array, trouble: _Trouble) -> GuardedDecisions:
+        """The decisions in spite of the trouble."""
+        if trouble.finite is None:
+            return self._fall_back(call, trouble.reason, trouble.error)
+        return self._fall_back_where(call, scores, trouble.finite, trouble)
+
     def _fall_back(
         self, call: _Call, reason: FallbackReason, error: Exception | None = None
     ) -> GuardedDecisions:
@@ -375,7 +413,7 @@ class GuardedDispatch:
         positions[affected] = -1
         if call.record:
             record_picks(candidates, positions, call.ledger, call.now_seconds)
-        subset = _select(candidates.queries, affected)
+        subset = candidates.queries.select(affected)
         replacements = self._decide_by_fallback(
             call._replace(candidates=call.view.candidates(subset, call.ledger, call.now_seconds))
         )
@@ -451,17 +489,6 @@ class _Call(NamedTuple):
     random: np.random.Generator
     alternatives: int
     record: bool
-
-
-def _select(queries: DispatchQueries, rows: Int64Array) -> DispatchQueries:
-    return DispatchQueries(
-        service=queries.service[rows],
-        access_point=queries.access_point[rows],
-        deadline_seconds=queries.deadline_seconds[rows],
-        payload_bytes=queries.payload_bytes[rows],
-        subset=None if queries.subset is None else [queries.subset[row] for row in rows.tolist()],
-        dispatcher=None if queries.dispatcher is None else queries.dispatcher[rows],
-    )
 
 
 def _merge(own: DispatchDecisions, replacements: DispatchDecisions, rows: Int64Array) -> DispatchDecisions:

@@ -20,7 +20,7 @@ QueryT = TypeVar("QueryT")
 AnswerT = TypeVar("AnswerT")
 
 BATCH_PAYS_FROM = 5
-"""Queries from which on a batch beats single decisions: about 110 us against 27 us each, measured."""
+"""Queries from which on a batch beats single decisions: about 230 us against 43 us each by the shipped model."""
 
 
 class ExpiredError(Exception):

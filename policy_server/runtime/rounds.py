@@ -2,22 +2,28 @@
 
 Requests decided at the same instant see the same load and not each other. So a batch is decided in rounds, each
 of which sees the picks of the rounds before: requests for the same service from the same dispatcher are spread over
-as many rounds as there are, up to a limit that keeps large batches fast.
+as many rounds as there are, up to a limit that keeps large batches fast. Of several rounds, those of few requests are
+decided one request after the other.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import fields
+from itertools import pairwise
 
 import numpy as np
 
 from policy_server.cluster.ledger import Ledger
 from policy_server.cluster.queries import DispatchQueries
 from policy_server.cluster.snapshot import Int64Array
-from policy_server.policies.dispatch import NO_CANDIDATE, DispatchDecisions, DispatchView
+from policy_server.policies.dispatch import NO_CANDIDATE, DispatchDecision, DispatchDecisions, DispatchView
 from policy_server.policies.guard import DecisionOrigin, GuardedDecisions, GuardedDispatch
 
 MAXIMUM_ROUNDS = 16
+_TOGETHER_FROM = 4
+"""Queries from which on a round is faster decided at once than one after the other: about 140 us against 43 us each."""
+_COLUMNS = tuple(column.name for column in fields(DispatchDecisions))
 
 
 def decide_in_rounds(
@@ -44,21 +50,38 @@ def decide_in_rounds(
     )
     origins: dict[int, DecisionOrigin] = {}
     age_seconds = 0.0
-    for number in range(last + 1):
-        rows = np.flatnonzero(rounds == number)
+    order = np.argsort(rounds, kind="stable")
+    bounds = np.searchsorted(rounds[order], np.arange(last + 2)).tolist()
+    for rows in (order[start:stop] for start, stop in pairwise(bounds)):
+        if len(rows) < _TOGETHER_FROM:
+            for row in rows.tolist():
+                one = policy.decide_one(
+                    view, queries.row(row), ledger, now_seconds, random, alternatives=alternatives
+                )
+                _put(merged, row, one.decision)
+                age_seconds = one.snapshot_age_seconds
+                if one.origin != policy.origin:
+                    origins[row] = one.origin
+            continue
         part = policy.decide(
-            view, _select(queries, rows), ledger, now_seconds, random, alternatives=alternatives
+            view, queries.select(rows), ledger, now_seconds, random, alternatives=alternatives
         )
-        decisions = part.decisions
-        merged.replica[rows] = decisions.replica
-        merged.score[rows] = decisions.score
-        merged.alternatives[rows] = decisions.alternatives
-        merged.alternative_scores[rows] = decisions.alternative_scores
-        merged.candidate_counts[rows] = decisions.candidate_counts
+        for column in _COLUMNS:
+            getattr(merged, column)[rows] = getattr(part.decisions, column)
         age_seconds = part.snapshot_age_seconds
         if part.exceptions or part.origin != policy.origin:
-            origins.update({row: part.origin_of(i) for i, row in enumerate(rows.tolist())})
+            origins.update({row: part.origin_of(place) for place, row in enumerate(rows.tolist())})
     return GuardedDecisions(merged, policy.origin, age_seconds, origins)
+
+
+def _put(decisions: DispatchDecisions, row: int, decision: DispatchDecision) -> None:
+    decisions.replica[row] = decision.replica
+    decisions.score[row] = decision.score
+    decisions.candidate_counts[row] = decision.candidate_count
+    listed = len(decision.alternatives)
+    if listed:
+        decisions.alternatives[row, :listed] = decision.alternatives
+        decisions.alternative_scores[row, :listed] = decision.alternative_scores
 
 
 def assign_rounds(queries: DispatchQueries, services: int) -> Int64Array:
@@ -74,14 +97,3 @@ def assign_rounds(queries: DispatchQueries, services: int) -> Int64Array:
     per_round = math.ceil((int(rank.max(initial=0)) + 1) / MAXIMUM_ROUNDS)
     rounds: Int64Array = rank // per_round
     return rounds
-
-
-def _select(queries: DispatchQueries, rows: Int64Array) -> DispatchQueries:
-    return DispatchQueries(
-        service=queries.service[rows],
-        access_point=queries.access_point[rows],
-        deadline_seconds=queries.deadline_seconds[rows],
-        payload_bytes=queries.payload_bytes[rows],
-        subset=None if queries.subset is None else [queries.subset[row] for row in rows.tolist()],
-        dispatcher=None if queries.dispatcher is None else queries.dispatcher[rows],
-    )

@@ -68,6 +68,62 @@ class ModelSession:
             raise ModelError(str(error)) from error
         return outputs
 
+    def bind(self, inputs: Mapping[str, NDArray[Any]], outputs: Mapping[str, NDArray[Any]]) -> BoundRun:
+        """A run over arrays that stay where they are.
+
+        Args:
+            inputs: a contiguous array for every input of the signature.
+            outputs: a contiguous array for every output of the signature, of the shape these inputs lead to.
+
+        Raises:
+            SignatureError: an unknown input, or one of the wrong type or shape.
+        """
+        self.signature.check_inputs(inputs)
+        return BoundRun(self._session, inputs, outputs)
+
+
+class BoundRun:
+    """A model bound to arrays: reads its inputs from them and writes its outputs to them, whenever it is run.
+
+    Spares what :meth:`ModelSession.run` does with arrays it has not seen before, which takes a third of a run on ten
+    candidates. For one thread at a time.
+
+    Attributes:
+        inputs: to be written to before a run.
+        outputs: overwritten by every run.
+    """
+
+    __slots__ = ("_binding", "_run", "inputs", "outputs")
+
+    def __init__(
+        self,
+        session: onnxruntime.InferenceSession,
+        inputs: Mapping[str, NDArray[Any]],
+        outputs: Mapping[str, NDArray[Any]],
+    ) -> None:
+        """See :meth:`ModelSession.bind`."""
+        # The binding knows addresses only, so the arrays must live as long as it does.
+        self.inputs = inputs
+        self.outputs = outputs
+        self._run = session.run_with_iobinding
+        self._binding = session.io_binding()
+        for bind, arrays in ((self._binding.bind_input, inputs), (self._binding.bind_output, outputs)):
+            for name, array in arrays.items():
+                if not array.flags.c_contiguous:
+                    raise ValueError(f"{name}: not contiguous; copy it first")
+                bind(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+
+    def run(self) -> None:
+        """Fills the outputs.
+
+        Raises:
+            ModelError: the run failed.
+        """
+        try:
+            self._run(self._binding)
+        except Exception as error:
+            raise ModelError(str(error)) from error
+
 
 def _tensor_spec(node: onnxruntime.NodeArg) -> TensorSpec:
     dtype = _DTYPES.get(node.type)

@@ -40,8 +40,9 @@ STEADY: Mapping[str, Any] = {
     "port": 0,
     "drain_seconds": 0.0,
     "stale_after_seconds": 1e6,
+    "model_budget_seconds": 10.0,
 }
-"""Settings under which a test's state does not go stale while a busy machine has it wait."""
+"""Settings under which no state goes stale and no model is late while a busy machine has a test wait."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from policy_server.cluster import ledger as ledger_module
-from policy_server.cluster.ledger import Ledger
+from policy_server.cluster.ledger import Ledger, pending_positions
 from policy_server.cluster.snapshot import Replicas, Topology
 from tests.support.systems import example_topology
 
@@ -66,6 +66,16 @@ class LedgerMachine(RuleBasedStateMachine):
             )
             self.picks[int(dispatcher[row]), endpoint] += 1
 
+    @rule(dispatcher=st.integers(0, DISPATCHERS - 1), data=st.data(), visible_at=st.integers(0, 19))
+    def record_one(self, dispatcher: int, data: st.DataObject, visible_at: int) -> None:
+        replica = data.draw(st.integers(0, len(self.topology.replicas.endpoints) - 1))
+        link = data.draw(st.integers(-1, len(self.topology.links.source) - 1))
+        payload_bytes = float(data.draw(st.integers(0, 5000)))
+        self.ledger.record_one(dispatcher, replica, link, payload_bytes, float(visible_at))
+        endpoint = self.topology.replicas.endpoints[replica]
+        self.pending.append(Pick(dispatcher, endpoint, link, payload_bytes, float(visible_at)))
+        self.picks[dispatcher, endpoint] += 1
+
     @rule(dispatcher=st.integers(0, DISPATCHERS - 1), data=st.data())
     def settle(self, dispatcher: int, data: st.DataObject) -> None:
         replica = data.draw(st.integers(0, len(self.topology.replicas.endpoints) - 1))
@@ -118,6 +128,20 @@ class LedgerMachine(RuleBasedStateMachine):
         np.testing.assert_allclose(self.ledger.node_pending_cpu, node_pending_cpu, rtol=1e-4, atol=1e-6)
         np.testing.assert_allclose(self.ledger.link_pending_bytes, link_pending_bytes, rtol=1e-6)
 
+    @invariant()
+    def one_gather_reads_all_that_is_pending(self) -> None:
+        ledger, topology = self.ledger, self.topology
+        rows = np.arange(len(topology.replicas.endpoints))
+        nodes, links = topology.replicas.node, rows % (len(topology.links.source) + 1) - 1
+        for dispatcher in range(DISPATCHERS):
+            positions = pending_positions(topology, nodes, rows, links)
+            positions[:2] += dispatcher * ledger.dispatcher_stride
+            cpu, requests, link_bytes = ledger.pending_values[positions]
+            np.testing.assert_array_equal(cpu, ledger.node_pending_cpu[dispatcher, nodes])
+            np.testing.assert_array_equal(requests, ledger.replica_pending[dispatcher])
+            expected = np.where(links >= 0, np.append(ledger.link_pending_bytes, 0)[links], 0)
+            np.testing.assert_array_equal(link_bytes, expected)
+
 
 TestLedger = LedgerMachine.TestCase
 TestLedger.settings = settings(max_examples=60, stateful_step_count=15, deadline=None)
@@ -145,12 +169,17 @@ def test_beyond_the_maximum_the_older_half_is_taken_for_finished(monkeypatch: py
     assert ledger.pending == 6
 
 
-def test_pending_picks_never_grow_without_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("single", [False, True])
+def test_pending_picks_never_grow_without_bound(monkeypatch: pytest.MonkeyPatch, single: bool) -> None:
     monkeypatch.setattr(ledger_module, "MAXIMUM_ENTRIES", 64)
     ledger = Ledger(FULL)
     for _ in range(1000):
-        record(ledger, replica=0, count=1)
+        if single:
+            ledger.record_one(0, 0, -1, 0.0, 1.0)
+        else:
+            record(ledger, replica=0, count=1)
         assert ledger.pending <= 64
+        assert ledger.replica_pending[0, 0] == ledger.pending
     assert ledger.replica_picks[0, 0] == 1000
 
 

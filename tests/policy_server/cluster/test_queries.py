@@ -1,7 +1,14 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from policy_server.cluster.queries import DispatchQueries, concatenate_queries, single_query
+from policy_server.cluster.queries import (
+    DispatchQueries,
+    DispatchQuery,
+    concatenate_queries,
+    single_query,
+)
 from tests.support.systems import example_queries, example_topology
 
 
@@ -51,3 +58,28 @@ def test_queries_without_dispatcher_belong_to_the_first() -> None:
 def test_one_part_is_returned_as_it_is() -> None:
     query = single_query(0, 0, 1.0)
     assert concatenate_queries([query]) is query
+
+
+def test_a_row_as_a_batch_is_that_row() -> None:
+    subset = [None, np.array([2, 5], np.int32), np.zeros(0, np.int32), None]
+    queries = replace(example_queries(example_topology(), 4, dispatchers=3), subset=subset)
+    for row in range(4):
+        batch = queries.row(row).as_batch()
+        for name in ("service", "access_point", "deadline_seconds", "payload_bytes", "dispatcher"):
+            column = getattr(queries, name)
+            assert getattr(batch, name).dtype == column.dtype
+            assert getattr(batch, name).tolist() == [column[row]]
+        assert (None if batch.subset is None else batch.subset[0]) is subset[row]
+
+
+def test_a_query_without_dispatcher_stays_so() -> None:
+    query = DispatchQuery(1, 2, 0.5)
+    assert query.as_batch().dispatcher is None
+    assert query.as_batch().row(0) == query
+
+
+def test_selection_keeps_every_column() -> None:
+    subset = [np.array([row], np.int32) for row in range(4)]
+    queries = replace(example_queries(example_topology(), 4, dispatchers=3), subset=subset)
+    selected = queries.select(np.array([3, 1]))
+    assert [selected.row(0), selected.row(1)] == [queries.row(3), queries.row(1)]

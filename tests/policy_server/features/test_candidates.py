@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policy_server.cluster.ledger import Ledger
-from policy_server.cluster.queries import DispatchQueries, single_query
+from policy_server.cluster.queries import DispatchQueries, DispatchQuery, single_query
 from policy_server.cluster.snapshot import (
     NO_LINK,
     Int32Array,
@@ -258,15 +258,16 @@ def test_candidates_follow_the_rules_and_formulas(
     assert len(candidates.offsets) == len(queries) + 1
 
 
-@given(situations())
+@given(situations(), st.booleans())
 def test_a_single_query_is_bit_for_bit_the_row_of_a_batch(
-    situation: tuple[Snapshot, DispatchQueries, Ledger],
+    situation: tuple[Snapshot, DispatchQueries, Ledger], as_batch: bool
 ) -> None:
     snapshot, queries, ledger = situation
     table, sets = sets_of(snapshot)
     batch = Candidates(table, sets, ledger, queries, NOW_SECONDS)
     for query in range(len(queries)):
-        single = Candidates(table, sets, ledger, row_of(queries, query), NOW_SECONDS)
+        asked = row_of(queries, query) if as_batch else queries.row(query)
+        single = Candidates(table, sets, ledger, asked, NOW_SECONDS)
         rows = slice(int(batch.offsets[query]), int(batch.offsets[query + 1]))
         for name in PER_CANDIDATE:
             of_batch = getattr(batch, name)
@@ -274,6 +275,8 @@ def test_a_single_query_is_bit_for_bit_the_row_of_a_batch(
             np.testing.assert_array_equal(getattr(single, name), of_batch[rows], err_msg=name)
         assert single.offsets.tolist() == [0, rows.stop - rows.start]
         assert not single.segment.any()
+        for name in ("service", "access_point", "deadline_seconds", "payload_bytes"):
+            assert getattr(single.queries, name).tolist() == [getattr(queries, name)[query]]
 
 
 @given(snapshots(), st.integers(0, 2**16))
@@ -435,3 +438,37 @@ def test_a_snapshot_from_the_future_has_age_zero() -> None:
     snapshot = replace(example_snapshot(example_topology()), taken_at_seconds=NOW_SECONDS + 5)
     candidates = candidates_of(snapshot, example_queries(snapshot.topology, 3))
     assert (candidates.features[:, SCHEMA.request.index("snapshot_age_seconds")] == 0).all()
+
+
+@given(snapshots(), st.integers(0, 2**16))
+def test_later_requests_leave_earlier_candidates_alone(snapshot: Snapshot, seed: int) -> None:
+    """What single requests share is shared for reading only."""
+    if not snapshot.topology.replicas.endpoints:
+        return
+    table, sets = sets_of(snapshot)
+    ledger = used_ledger(snapshot, seed)
+    query = example_queries(snapshot.topology, 1, seed, dispatchers=DISPATCHERS).row(0)
+    first = Candidates(table, sets, ledger, query, NOW_SECONDS)
+    before = {name: getattr(first, name).copy() for name in PER_CANDIDATE}
+    ledger.record_one(query.dispatcher or 0, 0, -1, 0.0, 200.0)
+    for dispatcher in range(DISPATCHERS):
+        other = query._replace(deadline_seconds=9.0, payload_bytes=3e6, dispatcher=dispatcher)
+        assert Candidates(table, sets, ledger, other, NOW_SECONDS + 1).features is not first.features
+    for name, values in before.items():
+        np.testing.assert_array_equal(getattr(first, name), values, err_msg=name)
+
+
+def test_candidates_are_kept_per_access_point_and_service_of_a_snapshot() -> None:
+    snapshot = one_service_snapshot([Endpoint(), Endpoint("ap-1")])
+    table, sets = sets_of(snapshot)
+    ledger = Ledger(snapshot.topology)
+
+    def kept(query: DispatchQuery) -> object | None:
+        return Candidates(table, sets, ledger, query, NOW_SECONDS).kept
+
+    first = kept(DispatchQuery(0, 0, 1.0))
+    assert first is not None
+    assert kept(DispatchQuery(0, 0, 2.0, 5e6)) is first
+    assert kept(DispatchQuery(0, 1, 1.0)) is not first
+    assert kept(DispatchQuery(0, 0, 1.0, subset=np.array([0], np.int32))) is None
+    assert candidates_of(snapshot, DispatchQuery(0, 0, 1.0).as_batch()).kept is not first

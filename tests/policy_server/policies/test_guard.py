@@ -594,3 +594,41 @@ class TestCircuitBreaker:
         for _ in range(5):
             decided(guard, snapshot, example_queries(snapshot.topology, 4))
         assert guard.breaker_state is BreakerState.OPEN
+
+
+@given(
+    snapshots(),
+    st.integers(0, 2**16),
+    st.sampled_from(["sound", "raises", "all NaN", "first NaN", "missing", *HEURISTIC_DISPATCH_NAMES]),
+)
+def test_a_single_query_is_decided_like_a_batch_of_one(snapshot: Snapshot, seed: int, behaviour: str) -> None:
+    def guard() -> tuple[GuardedDispatch, Witness]:
+        witness = Witness()
+        if behaviour == "missing":
+            return GuardedDispatch(MissingModel("kais"), observer=witness), witness
+        if behaviour in HEURISTIC_DISPATCH_NAMES:
+            return GuardedDispatch(heuristic_dispatch(behaviour), observer=witness), witness
+
+        def outcome(candidates: Candidates) -> Any:
+            scores = -candidates.completion_seconds
+            if behaviour == "first NaN":
+                scores[0] = np.nan
+            return {"raises": ValueError("broken"), "all NaN": np.full_like(scores, np.nan)}.get(
+                behaviour, scores
+            )
+
+        return GuardedDispatch(Scripted(outcome), observer=witness), witness
+
+    (one, one_witness), (many, many_witness) = guard(), guard()
+    view = DispatchView(snapshot)
+    one_ledger, many_ledger = Ledger(snapshot.topology, 2), Ledger(snapshot.topology, 2)
+    one_random, many_random = np.random.default_rng(seed), np.random.default_rng(seed)
+    queries = example_queries(snapshot.topology, 4, seed, dispatchers=2)
+    for row in range(4):
+        query = queries.row(row)
+        single = one.decide_one(view, query, one_ledger, NOW, one_random, alternatives=2)
+        batch = many.decide(view, query.as_batch(), many_ledger, NOW, many_random, alternatives=2)
+        assert single == batch.row(0)
+        np.testing.assert_array_equal(one_ledger.pending_values, many_ledger.pending_values)
+    assert one_ledger.pending == many_ledger.pending
+    assert one_witness.fallbacks == many_witness.fallbacks

@@ -1,3 +1,4 @@
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +11,10 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from policy_server.cluster.ledger import Ledger
-from policy_server.cluster.queries import DispatchQueries, single_query
+from policy_server.cluster.queries import DispatchQueries, DispatchQuery, single_query
 from policy_server.cluster.snapshot import Snapshot, disjoint_union
 from policy_server.features.candidates import Candidates
+from policy_server.policies import onnx_dispatch
 from policy_server.policies.dispatch import DispatchPolicy, DispatchView, decide
 from policy_server.policies.onnx_dispatch import OnnxDispatch
 from policy_server.runtime.bundle import load_bundle
@@ -215,3 +217,72 @@ def test_topologies_gone_are_forgotten(policy: OnnxDispatch) -> None:
     for seed in range(5):
         DispatchView(example_snapshot(example_topology(seed=seed))).prepared(policy)
     assert len(policy._topologies) == 0
+
+
+class TestBoundHead:
+    """Candidates that are asked for again are scored by a run bound to them."""
+
+    @given(snapshot=snapshots(), seed=st.integers(0, 100))
+    def test_scores_are_those_of_a_first_request(self, snapshot: Snapshot, seed: int) -> None:
+        policy, random = OnnxDispatch(loaded_bundle()), np.random.default_rng(seed)
+        view, ledger = DispatchView(snapshot), Ledger(snapshot.topology)
+        query = example_queries(snapshot.topology, 1, seed).row(0)
+        earlier = []
+        for position in range(5):
+            asked = query._replace(
+                payload_bytes=float(random.exponential(1e6)), deadline_seconds=1.0 + position
+            )
+            candidates = view.candidates(asked, ledger, NOW + position)
+            if not len(candidates):
+                return
+            scores = policy.score(candidates, view.prepared(policy), random)
+            afresh = DispatchView(snapshot).candidates(asked, ledger, NOW + position)
+            first = policy.score(afresh, policy.prepare(view.table), random)
+            np.testing.assert_array_equal(scores, first)
+            earlier.append((scores, first))
+            ledger.record_one(0, int(candidates.replica[0]), -1, 0.0, 1e9)
+        for scores, first in earlier:
+            np.testing.assert_array_equal(scores, first)
+
+    def test_a_run_is_bound_the_second_time_and_used_from_then_on(self) -> None:
+        policy = OnnxDispatch(loaded_bundle())
+        view = DispatchView(one_service_snapshot([Endpoint(), Endpoint()]))
+        prepared = view.prepared(policy)
+        ledger, random = Ledger(view.snapshot.topology), np.random.default_rng(0)
+        seen = []
+        for _ in range(4):
+            candidates = view.candidates(DispatchQuery(0, 0, 1.0), ledger, NOW)
+            policy.score(candidates, prepared, random)
+            seen.append(list(prepared.head_runs.idle(candidates) or ()))
+        assert [len(idle) for idle in seen] == [0, 1, 1, 1]
+        assert seen[1] == seen[2] == seen[3]
+
+    def test_of_many_candidates_only_the_first_are_bound(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(onnx_dispatch, "MAXIMUM_BOUND_CANDIDATES", 3)
+        policy = OnnxDispatch(loaded_bundle())
+        view = DispatchView(one_service_snapshot([Endpoint(), Endpoint()]))
+        prepared, ledger = view.prepared(policy), Ledger(view.snapshot.topology)
+        for access_point, bound in ((0, True), (1, False), (0, True), (1, False)):
+            for _ in range(2):
+                candidates = view.candidates(DispatchQuery(0, access_point, 1.0), ledger, NOW)
+                scores = policy.score(candidates, prepared, np.random.default_rng(0))
+                np.testing.assert_allclose(
+                    scores, reference_scores(view.snapshot, candidates), atol=TOLERANCE
+                )
+            assert bool(prepared.head_runs.idle(candidates)) == bound
+
+    def test_several_threads_at_once_get_their_own_scores(self) -> None:
+        policy = OnnxDispatch(loaded_bundle())
+        view = DispatchView(one_service_snapshot([Endpoint(), Endpoint("ap-1"), Endpoint("cloud")]))
+        prepared, ledger = view.prepared(policy), Ledger(view.snapshot.topology)
+
+        def score(deadline_seconds: float) -> NDArray[np.float32]:
+            candidates = view.candidates(DispatchQuery(0, 0, deadline_seconds), ledger, NOW)
+            return policy.score(candidates, prepared, np.random.default_rng(0))
+
+        deadlines = [0.1 * (1 + row % 16) for row in range(800)]
+        alone = {deadline: score(deadline) for deadline in deadlines}
+        with ThreadPoolExecutor(4) as pool:
+            together = list(pool.map(score, deadlines))
+        for deadline, scores in zip(deadlines, together, strict=True):
+            np.testing.assert_array_equal(scores, alone[deadline])

@@ -10,7 +10,7 @@ from policy_server.cluster.ledger import Ledger
 from policy_server.cluster.queries import DispatchQueries
 from policy_server.cluster.snapshot import Float32Array
 from policy_server.features.candidates import Candidates
-from policy_server.policies.dispatch import NO_CANDIDATE, DispatchView, pick
+from policy_server.policies.dispatch import NO_CANDIDATE, DispatchView, pick, pick_one
 from tests.support.systems import Endpoint, one_service_snapshot
 
 MOST = 100
@@ -204,3 +204,37 @@ def test_scores_are_reported_without_the_noise_of_sampling() -> None:
     )
     assert decisions.score[0] == scores[positions[0]]
     assert sorted([decisions.score[0], *decisions.alternative_scores[0]]) == sorted(scores)
+
+
+@given(
+    st.sampled_from([1, 2, 3, 31, 32, 33, 64, 65, 100]),
+    st.booleans(),
+    st.integers(0, 5),
+    st.sampled_from([0.0, 1.0]),
+    st.integers(0, 2**16),
+)
+def test_one_pick_is_the_batch_of_one(
+    count: int, tied: bool, alternatives: int, temperature: float, seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    scores = (random.integers(0, 4, count) if tied else random.permutation(count)).astype(np.float32)
+    candidates = candidates_of([count])
+    decisions, positions = pick(
+        scores,
+        candidates,
+        np.random.default_rng(seed),
+        sampling_temperature=temperature,
+        alternatives=alternatives,
+    )
+    decision, position = pick_one(
+        scores,
+        candidates,
+        np.random.default_rng(seed),
+        sampling_temperature=temperature,
+        alternatives=alternatives,
+    )
+    assert decisions.row(0) == decision
+    assert positions.tolist() == [position]
+    assert candidates.replica[position] == decision.replica
+    assert scores[position] == decision.score
+    assert len(decision.alternatives) == min(alternatives, count - 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import given
@@ -80,3 +81,20 @@ def test_every_query_is_decided_as_one_of_its_candidates(snapshot: Snapshot, see
     assert (snapshot.topology.replicas.service[chosen] == queries.service[served]).all()
     assert ledger.pending == served.sum()
     assert not guarded.exceptions
+
+
+@given(snapshots(), st.integers(0, 2**16))
+def test_small_rounds_are_decided_one_after_the_other(snapshot: Snapshot, seed: int) -> None:
+    queries = example_queries(snapshot.topology, 3, seed, dispatchers=2)
+    queries = replace(queries, service=np.zeros(3, np.int32))
+    rounds = assign_rounds(queries, len(snapshot.topology.services.names))
+    assert rounds.any(), "three requests of two dispatchers for one service"
+    order = np.argsort(rounds, kind="stable")
+    view, guard = DispatchView(snapshot), GuardedDispatch(EarliestCompletion())
+    together, apart = Ledger(snapshot.topology, 2), Ledger(snapshot.topology, 2)
+    batch_random, random = np.random.default_rng(seed), np.random.default_rng(seed)
+    batch = decide_in_rounds(guard, view, queries, together, NOW_SECONDS, batch_random, alternatives=2)
+    for row in order.tolist():
+        single = guard.decide_one(view, queries.row(row), apart, NOW_SECONDS, random, alternatives=2)
+        assert batch.row(row) == single
+    np.testing.assert_array_equal(together.pending_values, apart.pending_values)

@@ -81,3 +81,35 @@ def test_one_session_serves_several_threads(head: ModelSession) -> None:
         thread.join()
     assert len(right) == 200 * len(cases)
     assert all(right)
+
+
+class TestBoundRun:
+    def test_follows_its_arrays(self, head: ModelSession) -> None:
+        inputs = example_inputs(head.signature, rows=5)
+        bound = head.bind(inputs, {"score": np.empty(5, np.float32)})
+        for seed in range(3):
+            features = example_inputs(head.signature, rows=5, seed=seed)["request_features"]
+            inputs["request_features"][:] = features
+            bound.run()
+            expected = head.run(inputs | {"request_features": features})[0]
+            np.testing.assert_array_equal(bound.outputs["score"], expected)
+
+    def test_keeps_its_arrays_alive(self, head: ModelSession) -> None:
+        expected = head.run(example_inputs(head.signature, rows=50))[0]
+        bound = head.bind(example_inputs(head.signature, rows=50), {"score": np.empty(50, np.float32)})
+        for _ in range(20):
+            np.zeros((50, WIDTH), np.float32)
+            bound.run()
+            np.testing.assert_array_equal(bound.outputs["score"], expected)
+
+    def test_unfit_inputs_are_refused(self, head: ModelSession) -> None:
+        inputs = example_inputs(head.signature)
+        output = {"score": np.empty(3, np.float32)}
+        with pytest.raises(SignatureError, match="segment: shape"):
+            head.bind(inputs | {"segment": np.zeros(2, np.int64)}, output)
+        with pytest.raises(ValueError, match="request_features: not contiguous"):
+            head.bind(inputs | {"request_features": np.zeros((12, 3), np.float32).T}, output)
+
+    def test_an_output_of_the_wrong_size_fails_the_run(self, head: ModelSession) -> None:
+        with pytest.raises(ModelError, match="shape"):
+            head.bind(example_inputs(head.signature), {"score": np.empty(4, np.float32)}).run()
