@@ -17,6 +17,8 @@ _PLANNED_UTILISATION = 0.9
 _LEAST_RATE_PER_SECOND = 1e-9
 """Scheduled where no request is expected, so that one that comes nevertheless finds a schedule."""
 
+_NO_ROOM = 1e-12
+
 
 @dataclass(frozen=True)
 class ShadowSchedule:
@@ -177,6 +179,9 @@ def _part_that_fits(wanted: NDArray[Any], room: Float64Array) -> Float64Array:
 
 
 def _subtract(room: Float64Array, owner: NDArray[np.signedinteger[Any]], amount: Float64Array) -> None:
-    """Takes the amounts from their owners' room, which rounding must not bring below zero."""
+    """Takes the amounts from their owners' room.
+
+    What rounding leaves of a room that is used up, above zero or below, depends on the order of the rows. It is none.
+    """
     room -= np.bincount(owner, amount, len(room))
-    np.maximum(room, 0.0, out=room)
+    room[room < _NO_ROOM] = 0.0

@@ -125,6 +125,20 @@ def test_schedules_move_with_their_rows(snapshot: Snapshot) -> None:
     )
 
 
+def test_what_rounding_leaves_of_a_full_node_is_not_room() -> None:
+    """Under overload nodes fill up exactly; which way the last bit falls depends on the order of the rows."""
+    for seed in range(200):
+        topology = example_topology(nodes=4, access_points=3, services=4, replicas_per_service=3, seed=seed)
+        calm = example_snapshot(topology, seed)
+        rates = calm.load.arrival_rate_per_second * np.float32(100)
+        snapshot = replace(calm, load=replace(calm.load, arrival_rate_per_second=rates))
+        order = random_order(topology, seed)
+        before, after = schedule_of(snapshot), schedule_of(reordered(snapshot, order))
+        np.testing.assert_allclose(
+            after.fraction, before.fraction[order.access_points][:, order.replicas], rtol=1e-4, atol=1e-6
+        )
+
+
 def best_edge_rate(snapshot: Snapshot) -> float:
     """Requests per second that edge nodes can serve at most, by a linear program: what GSP-SS maximises."""
     topology, load = snapshot.topology, snapshot.load
