@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib.metadata import version
 
+from policy_server.policies.guard import MissingModel
 from policy_server.policies.heuristics import HEURISTIC_DISPATCH_NAMES
 from policy_server.runtime.cpu_budget import read_cpu_budget
 from policy_server.runtime.registry import PolicyRegistry
@@ -48,7 +49,7 @@ def _rows(server: PolicyServer) -> Iterator[tuple[str, str]]:
 
 def _policy(registry: PolicyRegistry) -> str:
     active = registry.get()
-    if active.degraded:
+    if isinstance(active.policy, MissingModel):
         return f"{active.name}, of which no version could be loaded: the fallback answers"
     return f"{active.name} {active.version}"
 

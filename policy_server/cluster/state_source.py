@@ -50,7 +50,9 @@ def state_source(name: str, options: Mapping[str, str]) -> StateSource:
     try:
         source: StateSource = found[name].load()(**options)
     except ImportError as error:
-        raise StateSourceError(f"state source {name!r}: {error}; install what it needs") from error
+        raise StateSourceError(
+            f"state source {name!r}: {error}; install what it needs, for the simulator policy-server[training]"
+        ) from error
     except (TypeError, ValueError) as error:
         raise StateSourceError(f"state source {name!r}: {error}") from error
     return source

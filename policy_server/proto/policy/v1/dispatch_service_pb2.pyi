@@ -214,7 +214,9 @@ class DispatchRequest(_message.Message):
     access_point: _builtins.str
     """Where the request entered. Must be part of the state, unless candidates are carried inline."""
     deadline_seconds: _builtins.float
-    """Time the caller is willing to wait for the response. Absent or 0: the service's typical deadline."""
+    """Time the caller is willing to wait for the response. Absent or 0: the service's typical deadline; 1 for inline
+    candidates.
+    """
     payload_bytes: _builtins.float
     """Size of the request body that forwarding moves."""
     policy: _builtins.str
@@ -329,7 +331,7 @@ Global___DispatchResponse: _TypeAlias = DispatchResponse  # noqa: Y015
 
 @_typing.final
 class DispatchBatchRequest(_message.Message):
-    """Requests in columns: element i of each column belongs to request i."""
+    """Requests in columns: element i of each column belongs to request i. At most 4096 requests by default."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
