@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -78,3 +79,22 @@ def test_wrong_commands_would_be_noticed() -> None:
         parse("policy-bench latency --no-such-option")
     with pytest.raises(AssertionError, match="no command"):
         parse("policy-server dance")
+
+
+def test_reported_throughput_rates_are_those_of_the_manifest() -> None:
+    evaluation = json.loads((ROOT / "exported_models/kais/1.0.0/manifest.json").read_text())["evaluation"]
+    lines = (ROOT / "docs/results.md").read_text().splitlines()
+    start = next(row for row, line in enumerate(lines) if line.startswith("| throughput rate |"))
+    systems = [cell.strip().replace(", ", "-") for cell in lines[start].split("|")[2:-1]]
+    assert len(systems) == 6
+    reported = 0
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            break
+        name, *cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        for system, cell in zip(systems, cells, strict=True):
+            rate = evaluation[system]["policies"][name]["throughput_rate"]
+            low, high = rate["ci95"]
+            assert cell == f"{rate['mean']:.3f} ±{(high - low) / 2:.3f}", (name, system)
+            reported += 1
+    assert reported == 12 * 6
