@@ -58,7 +58,9 @@ def test_a_server_is_stopped_when_the_caller_fails() -> None:
 
 
 def test_a_server_that_ends_at_once_is_reported_with_its_output() -> None:
-    command = python("import sys; print('no model', flush=True); print('bad flag', file=sys.stderr); sys.exit(3)")
+    command = python(
+        "import sys; print('no model', flush=True); print('bad flag', file=sys.stderr); sys.exit(3)"
+    )
     with pytest.raises(ServerError, match=r"(?s)exit code 3.*no model.*bad flag"):
         ServerProcess("server", command, free_port()).__enter__()
 
