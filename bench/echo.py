@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 
+from bench.aio_server import serve_until_stopped
 from bench.flavours import Flavour
 from policy_server.api.grpc_server import server_options
 from policy_server.proto.policy.v1.decision_pb2 import DecisionSource, Provenance
@@ -140,32 +141,24 @@ def serve_echo(flavour: Flavour, address: str, build: ResponseBuilder) -> None:
     Raises:
         RuntimeError: the address cannot be bound.
     """
-    gc.collect()
-    gc.freeze()
     if not flavour.asynchronous:
         _serve_threaded(flavour.worker_threads, address, build)
-    elif flavour.uvloop:
+        return
+    serving = serve_until_stopped(
+        address,
+        lambda server: add_DispatchServiceServicer_to_server(_AsynchronousEcho(build), server),  # type: ignore[abstract]
+    )
+    if flavour.uvloop:
         import uvloop
 
-        uvloop.run(_serve_asynchronous(address, build))
+        uvloop.run(serving)
     else:
-        asyncio.run(_serve_asynchronous(address, build))
-
-
-async def _serve_asynchronous(address: str, build: ResponseBuilder) -> None:
-    server = grpc.aio.server(options=server_options())
-    add_DispatchServiceServicer_to_server(_AsynchronousEcho(build), server)  # type: ignore[abstract]
-    health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)
-    server.add_insecure_port(address)
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    await server.start()
-    await stop.wait()
-    await server.stop(grace=None)
+        asyncio.run(serving)
 
 
 def _serve_threaded(worker_threads: int, address: str, build: ResponseBuilder) -> None:
+    gc.collect()
+    gc.freeze()
     server = grpc.server(ThreadPoolExecutor(worker_threads), options=server_options())
     add_DispatchServiceServicer_to_server(_ThreadedEcho(build), server)  # type: ignore[abstract]
     health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -29,9 +29,16 @@ class ServerError(RuntimeError):
 
 def free_port() -> int:
     """A TCP port of the loopback interface that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return free_ports(1)[0]
+
+
+def free_ports(count: int) -> list[int]:
+    """As many different TCP ports of the loopback interface that nobody listens on."""
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 class ServerProcess:
@@ -152,22 +159,34 @@ class ServerProcess:
         self._output.close()
 
     def _wait_until_serving(self, deadline: float) -> None:
-        with grpc.insecure_channel(self.address, options=_CONNECT_QUICKLY) as channel:
-            check = health_pb2_grpc.HealthStub(channel).Check
+        with self._readiness() as missing:
             while True:
                 self.check_alive()
-                try:
-                    answer = check(
-                        health_pb2.HealthCheckRequest(), timeout=_POLL_SECONDS * 10, wait_for_ready=True
-                    )
-                    if answer.status == health_pb2.HealthCheckResponse.SERVING:
-                        return
-                    state = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
-                except grpc.RpcError as error:
-                    state = error.details() if isinstance(error, grpc.Call) else str(error)
+                state = missing()
+                if state is None:
+                    return
                 if time.monotonic() > deadline:
                     raise ServerError(
                         f"{self.name} does not serve on {self.address} after {self._start_limit_seconds:g} s "
                         f"({state}). Its output:\n{self.output()}"
                     )
                 time.sleep(_POLL_SECONDS)
+
+    @contextlib.contextmanager
+    def _readiness(self) -> Iterator[Callable[[], str | None]]:
+        """Yields a function that tells what keeps the server from serving; None: nothing."""
+        with grpc.insecure_channel(self.address, options=_CONNECT_QUICKLY) as channel:
+            check = health_pb2_grpc.HealthStub(channel).Check
+
+            def missing() -> str | None:
+                try:
+                    answer = check(
+                        health_pb2.HealthCheckRequest(), timeout=_POLL_SECONDS * 10, wait_for_ready=True
+                    )
+                except grpc.RpcError as error:
+                    return str(error.details() if isinstance(error, grpc.Call) else error)
+                if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                    return None
+                return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
+
+            yield missing
