@@ -54,6 +54,10 @@ DISPATCH_BUDGETS = (
     Budget("in_process.1000.p50_us", 350.0),
     Budget("batch.decisions_per_second", 200_000.0, is_upper=False),
 )
+ENVOY_BUDGETS = (
+    Budget("ratio.p50", 1.2),
+    Budget("ratio.throughput", 0.8, is_upper=False),
+)
 BUDGETED_CANDIDATES = 10
 """Number of candidates the ratios' budgets are meant for."""
 

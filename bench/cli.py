@@ -233,6 +233,74 @@ def echo(port: int, flavour: Flavour, response_hex: str | None, work_microsecond
         raise click.ClickException(str(error)) from error
 
 
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON on standard output.")
+@click.option(
+    "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the JSON report to this file."
+)
+@click.option("--policy", help="Policy that picks.  [default: the server's]")
+@click.option(
+    "--repetitions", type=click.IntRange(1), default=8, show_default=True, help="Of each load on each side."
+)
+@click.option(
+    "--seconds", type=click.FloatRange(0.05), default=0.5, show_default=True, help="Length of one run."
+)
+@click.argument("server_arguments", nargs=-1, type=click.UNPROCESSED)
+def envoy(
+    as_json: bool,
+    output: Path | None,
+    policy: str | None,
+    repetitions: int,
+    seconds: float,
+    server_arguments: tuple[str, ...],
+) -> None:
+    """Measure what the endpoint picker adds to requests through a real Envoy.
+
+    Envoy alone, Envoy with a picker that does nothing and Envoy with `policy-server serve` (SERVER_ARGUMENTS after a
+    -- are passed on to it) get the same load in turns, from h2load; the picker is asked by ext_proc and by ext_authz.
+    Exits with 1 when a run is void and its figures would mislead.
+    """
+    from bench.envoy.comparison import GatewaySettings
+    from bench.envoy.run import run_gateways, steps
+    from bench.envoy.tables import gateway_tables
+
+    settings = GatewaySettings(repetitions=repetitions, seconds=seconds)
+    with _errors_reported():
+        with _progress(steps(settings)) as on_step:
+            report = run_gateways(settings, on_step, policy, server_arguments)
+        document = json.dumps(report.document(), indent=2)
+        if output is not None:
+            output.write_text(document + "\n", encoding="utf-8")
+    if as_json:
+        click.echo(document)
+    else:
+        _print(gateway_tables(report))
+
+
+@main.command("do-nothing")
+@click.option("--port", type=click.IntRange(1, 65535), required=True, help="Loopback port to listen on.")
+@click.option(
+    "--endpoint",
+    "endpoints",
+    multiple=True,
+    required=True,
+    metavar="IP:PORT",
+    callback=lambda context, option, values: tuple(_checked_address(context, option, v) for v in values),
+    help="Endpoint to name; may be repeated, best first.",
+)
+def do_nothing(port: int, endpoints: tuple[str, ...]) -> None:
+    """Serve the endpoint picker that does nothing until SIGTERM, to measure it with other tools."""
+    import uvloop
+
+    from bench.envoy.do_nothing import serve_do_nothing
+
+    try:
+        uvloop.run(serve_do_nothing(f"127.0.0.1:{port}", endpoints))
+    except RuntimeError as error:
+        # gRPC's way to tell that an address cannot be bound.
+        raise click.ClickException(str(error)) from error
+
+
 @contextmanager
 def _errors_reported() -> Iterator[None]:
     """Turns what can go wrong in a run into a message and exit code 1."""

@@ -21,6 +21,12 @@ def echo_command(
     return command
 
 
+def do_nothing_command(port: int, endpoints: Sequence[str]) -> list[str]:
+    """The endpoint picker of ``policy-bench do-nothing``."""
+    command = [sys.executable, "-m", "bench.cli", "do-nothing", "--port", str(port)]
+    return command + [part for endpoint in endpoints for part in ("--endpoint", endpoint)]
+
+
 def policy_server_command(port: int, models: Path | None = None, arguments: Sequence[str] = ()) -> list[str]:
     """The real server of ``policy-server serve``.
 

@@ -210,15 +210,15 @@ def build_report(
 ) -> Report:
     """Draws all figures from the runs."""
     echo, dispatch = comparison.echo, comparison.dispatch
-    ratio = _ratio(comparison)
+    ratio = ratio_of(dispatch, echo)
     measured = {
         "ratio": asdict(ratio) if method.candidates == BUDGETED_CANDIDATES else {},
         "in_process": {count: asdict(figures) for count, figures in in_process.decisions.items()},
         "batch": asdict(in_process.batch) if in_process.batch else {},
     }
     return Report(
-        echo=_side_figures(echo),
-        dispatch=_side_figures(dispatch),
+        echo=side_figures(echo),
+        dispatch=side_figures(dispatch),
         ratio=ratio,
         in_process=in_process.decisions,
         batch=in_process.batch,
@@ -237,7 +237,7 @@ def build_report(
         budgets=judge(DISPATCH_BUDGETS, measured),
         method=method,
         environment=environment,
-        repetitions={"echo": _repetition_figures(echo), "dispatch": _repetition_figures(dispatch)},
+        repetitions={"echo": repetition_figures(echo), "dispatch": repetition_figures(dispatch)},
     )
 
 
@@ -261,7 +261,8 @@ def _rps(measurement: Measurement) -> float:
     return measurement.requests_per_second
 
 
-def _side_figures(runs: SideRuns) -> SideFigures:
+def side_figures(runs: SideRuns) -> SideFigures:
+    """Medians over the repetitions."""
     one_caller, saturated = runs.measurements(Mode.ONE_CALLER), runs.measurements(Mode.SATURATED)
     return SideFigures(
         p50_us=_median_of(one_caller, _p50),
@@ -270,15 +271,18 @@ def _side_figures(runs: SideRuns) -> SideFigures:
     )
 
 
-def _repetition_figures(runs: SideRuns) -> list[SideFigures]:
+def repetition_figures(runs: SideRuns) -> list[SideFigures]:
+    """The figures of each repetition."""
     pairs = zip(runs.measurements(Mode.ONE_CALLER), runs.measurements(Mode.SATURATED), strict=True)
     return [SideFigures(_p50(one), _p99(one), _rounded(_rps(many))) for one, many in pairs]
 
 
-def _ratio(comparison: Comparison) -> Ratio:
+def ratio_of(dispatch_runs: SideRuns, echo_runs: SideRuns) -> Ratio:
+    """The first over the second, medians over the ratios of the pairs of neighbouring runs."""
+
     def of(mode: Mode, figure: Callable[[Run], float | None]) -> float | None:
         ratios = []
-        for echo, dispatch in zip(comparison.echo.runs[mode], comparison.dispatch.runs[mode], strict=True):
+        for echo, dispatch in zip(echo_runs.runs[mode], dispatch_runs.runs[mode], strict=True):
             below, above = figure(echo), figure(dispatch)
             if not below or above is None:
                 return None

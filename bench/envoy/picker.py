@@ -1,0 +1,30 @@
+"""The real server with its endpoint picker switched on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bench.commands import policy_server_command
+from bench.server_process import ServerProcess, free_ports
+
+SERVICE_HEADER = "x-policy-service"
+ACCESS_POINT_HEADER = "x-policy-access-point"
+
+
+class PickerProcess(ServerProcess):
+    """``policy-server serve --envoy`` as a context manager.
+
+    Args:
+        policy: The active policy; None: the server's default.
+        arguments: Further arguments of the server.
+
+    Attributes:
+        picker_address: ``host:port`` Envoy asks; ``address`` is that of the native API.
+    """
+
+    def __init__(self, policy: str | None = None, arguments: Sequence[str] = ()) -> None:
+        port, envoy_port = free_ports(2)
+        self.picker_address = f"127.0.0.1:{envoy_port}"
+        options = ["--envoy", "--envoy-port", str(envoy_port)]
+        options += [] if policy is None else ["--policy", policy]
+        super().__init__("policy-server", policy_server_command(port, arguments=[*options, *arguments]), port)
