@@ -60,8 +60,16 @@ class Client:
         Raises:
             LoadError: the server refuses.
         """
+        self.report(ReportStateRequest(full=state))
+
+    def report(self, request: ReportStateRequest) -> int:
+        """Reports a full state or a delta; returns the version the server holds then.
+
+        Raises:
+            LoadError: the server refuses.
+        """
         try:
-            self._state.ReportState(ReportStateRequest(full=state), timeout=_TIMEOUT_SECONDS)
+            return int(self._state.ReportState(request, timeout=_TIMEOUT_SECONDS).version)
         except grpc.RpcError as error:
             raise LoadError(self._refusal("ReportState", error)) from None
 
