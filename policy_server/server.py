@@ -16,6 +16,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -34,6 +35,9 @@ from policy_server.telemetry.export import Telemetry, start_telemetry
 from policy_server.telemetry.metrics import ServerGauges, ServerMetrics
 from policy_server.telemetry.spans import DecisionObserver, ProblemSpans
 
+if TYPE_CHECKING:
+    from policy_server.envoy.picker_server import PickerServer
+
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -46,6 +50,7 @@ class PolicyServer:
     Attributes:
         address: ``host:port`` it listens on, once started.
         logic: answers questions, once started.
+        picker: serves Envoy, once started, where the settings want it.
         registry: the policies, once started.
         store: the state, once started.
         metrics: what it counts.
@@ -54,6 +59,7 @@ class PolicyServer:
 
     address: str
     logic: DispatchLogic
+    picker: PickerServer | None
     registry: PolicyRegistry
     store: StateStore[DispatchView]
     telemetry: Telemetry
@@ -109,6 +115,7 @@ class PolicyServer:
             limits=_limits(settings),
             batch_window_seconds=settings.batch_window_seconds,
         )
+        self.picker = self._listen_for_envoy(spans) if settings.envoy else None
         self.telemetry = start_telemetry(
             self.metrics,
             self._gauges(),
@@ -123,6 +130,8 @@ class PolicyServer:
             self._services, self.logic, self.store, self._health, with_reflection=settings.reflection
         )
         await self._server.start()
+        if self.picker is not None:
+            await self.picker.start()
         if source is None:
             await self._health.set_ready(True)
         else:
@@ -137,10 +146,15 @@ class PolicyServer:
         settings = self.settings
         self._stopping = True
         await self._health.set_ready(False)
+        if self.picker is not None:
+            await self.picker.set_ready(False)
         if drain:
             await asyncio.sleep(settings.drain_seconds)
         self._services.streams.finish()
-        await self._server.stop(settings.grace_seconds)
+        stops = [self._server.stop(settings.grace_seconds)]
+        if self.picker is not None:
+            stops.append(self.picker.stop(settings.grace_seconds))
+        await asyncio.gather(*stops)
         self._source_stopped.set()
         if not self.telemetry.shutdown(settings.flush_seconds):
             _LOGGER.warning("telemetry did not leave within %g s; some is lost", settings.flush_seconds)
@@ -161,6 +175,9 @@ class PolicyServer:
         view = DispatchView(snapshot, previous)
         for name in {self.registry.active, *self.registry.bundles}:
             self.registry.get(name).prepare(view)
+        if previous is None and self.picker is not None and not self._stopping:
+            # Before the first state there is nothing to pick from.
+            self._picker_becoming_ready = asyncio.ensure_future(self.picker.set_ready(True))
         return view
 
     def _gauges(self) -> ServerGauges:
@@ -168,7 +185,23 @@ class PolicyServer:
             state_age_seconds=lambda: self.store.age_seconds(),
             pending_picks=lambda: math.nan if self.store.held is None else self.store.held.ledger.pending,
             in_flight=lambda: self.logic.in_flight,
+            proxied_in_flight=lambda: math.nan if self.picker is None else self.picker.picker.in_flight,
         )
+
+    def _listen_for_envoy(self, spans: ProblemSpans) -> PickerServer:
+        # Imported late: without Envoy nobody waits for its protos to load.
+        from policy_server.envoy.picker import EndpointPicker
+        from policy_server.envoy.picker_server import PickerServer
+
+        settings = self.settings
+        picker = EndpointPicker(
+            self.logic,
+            self.store,
+            self.metrics,
+            maximum_endpoints=settings.envoy_max_endpoints,
+            maximum_in_flight=settings.envoy_max_in_flight,
+        )
+        return PickerServer(settings, picker, self.metrics, spans)
 
     def _start_source(self, source: StateSource) -> None:
         loop = asyncio.get_running_loop()

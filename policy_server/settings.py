@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
 ENVIRONMENT_PREFIX = "POLICY_SERVER"
+MAXIMUM_ENDPOINTS = 17
+"""One choice and the 16 alternatives that any caller may ask for."""
 
 
 class SettingsError(ValueError):
@@ -81,6 +83,27 @@ class Settings:
     ] = 10.0
     flush_seconds: Annotated[float, About("After that: how long telemetry may take to leave.", 0, 1e6)] = 2.0
     reflection: Annotated[bool, About("Whether to offer server reflection.")] = True
+    envoy: Annotated[bool, About("Whether to serve Envoy's external processing and authorization.")] = False
+    envoy_host: Annotated[str, About("Address to serve Envoy on.")] = "127.0.0.1"
+    envoy_port: Annotated[int, About("Port to serve Envoy on; 0 picks a free one.", 0, 65535)] = 9002
+    envoy_service: Annotated[
+        str, About("What names the service of a proxied request; the first of these that has a value.")
+    ] = "header:x-policy-service,authority"
+    envoy_access_point: Annotated[
+        str, About("What names the access point of a proxied request; by default the first of the state.")
+    ] = "header:x-policy-access-point"
+    envoy_max_endpoints: Annotated[
+        int, About("Endpoints to list for a proxied request, best first.", 1, MAXIMUM_ENDPOINTS)
+    ] = 3
+    envoy_max_in_flight: Annotated[
+        int, About("Proxied requests picked for and not ended; more are shed with 429.", 1)
+    ] = 10_000
+    envoy_clear_route_cache: Annotated[
+        bool, About("Whether Envoy chooses the route again after the pick, by its headers.")
+    ] = True
+    envoy_test_header: Annotated[
+        bool, About("Whether to obey the header test-epp-endpoint-selection of conformance tests.")
+    ] = False
     metrics_host: Annotated[str, About("Address to serve Prometheus metrics on.")] = "127.0.0.1"
     metrics_port: Annotated[
         int | None, About("Port to serve Prometheus metrics on; by default none are served.", 0, 65535)
@@ -94,6 +117,18 @@ class Settings:
                 if about.maximum < math.inf:
                     bounds += f" to {about.maximum:g}"
                 raise SettingsError(f"{name}: {value}; must be a number {bounds}")
+        if self.envoy:
+            _check_mapping(self.envoy_service, self.envoy_access_point)
+
+
+def _check_mapping(service: str, access_point: str) -> None:
+    # Imported late: commands that serve nothing need not wait for it.
+    from policy_server.envoy.request_mapping import MappingError, RequestMapping
+
+    try:
+        RequestMapping(service, access_point)
+    except MappingError as error:
+        raise SettingsError(str(error)) from None
 
 
 @cache

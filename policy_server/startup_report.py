@@ -24,6 +24,8 @@ def startup_report(server: PolicyServer) -> str:
 def _rows(server: PolicyServer) -> Iterator[tuple[str, str]]:
     settings, registry, telemetry = server.settings, server.registry, server.telemetry
     yield "address", server.address
+    if server.picker is not None:
+        yield "Envoy", f"{server.picker.address}, {settings.envoy_max_endpoints} endpoints a request"
     yield "policy", _policy(registry)
     yield "fallback", settings.fallback
     yield "models", _models(registry)

@@ -33,6 +33,7 @@ from policy_server.api.resolution import (
     unknown_name,
     zero_filled,
 )
+from policy_server.cluster.lease import Lease
 from policy_server.cluster.ledger import Ledger
 from policy_server.cluster.queries import DispatchQueries, DispatchQuery
 from policy_server.cluster.snapshot import Int32Array, Snapshot
@@ -140,6 +141,21 @@ class DispatchLogic:
             return await self._batcher.decide(question, remaining_seconds, alone=self.in_flight <= 1)
         except ExpiredError:
             raise DeadlineSpentError from None
+
+    def dispatch_leased(
+        self, question: DispatchQuestion, remaining_seconds: float = math.inf
+    ) -> tuple[DispatchAnswer, Lease]:
+        """The decision on one request, at once, and the lease to end when the request has ended.
+
+        Args:
+            question: the request.
+            remaining_seconds: until the caller stops waiting for the decision.
+
+        Raises:
+            RequestError: see its subclasses.
+        """
+        answer = self._decide_one(question, remaining_seconds)
+        return answer, Lease(self._held().ledger)
 
     def dispatch_inline(
         self,
@@ -325,6 +341,7 @@ class DispatchLogic:
             self._random if question.seed is None else np.random.default_rng(question.seed),
             alternatives=question.alternatives,
             remaining_seconds=remaining_seconds,
+            malformed=question.malformed,
         )
         self._metrics.decided(guarded.origin, 1, perf_counter() - started)
         return guarded

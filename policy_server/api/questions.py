@@ -23,6 +23,7 @@ class DispatchQuestion:
         subset: endpoints the choice is restricted to, or None.
         alternatives: how many endpoints to list after the choice.
         seed: makes tie-breaking and sampling repeatable.
+        malformed: whether some of it could not be read and is a default; then the fallback decides.
     """
 
     service: str
@@ -33,6 +34,7 @@ class DispatchQuestion:
     subset: Sequence[str] | None = None
     alternatives: int = 0
     seed: int | None = None
+    malformed: bool = False
 
 
 @dataclass(slots=True)

@@ -113,28 +113,35 @@ class RpcServices:
         self._metrics = metrics
         self._spans = spans
 
-    def add(self, service: ServiceDescriptor, servicer: object, *, name: str | None = None) -> None:
+    def add(
+        self, service: ServiceDescriptor, servicer: object, *, name: str | None = None, as_bytes: bool = False
+    ) -> None:
         """Serves the methods of ``servicer``, which are named like those of ``service``.
 
         Args:
             service: describes the methods.
             servicer: has them, as coroutine functions, or as asynchronous generators where they answer a stream.
             name: of the service on the wire, where it is not its own.
+            as_bytes: whether the methods that stream both ways take and give messages as bytes.
         """
         name = name or service.full_name
         handlers = {
-            method.name: self._handler(f"{name}/{method.name}", method, getattr(servicer, method.name))
+            method.name: self._handler(
+                f"{name}/{method.name}", method, getattr(servicer, method.name), as_bytes=as_bytes
+            )
             for method in service.methods
         }
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
 
     def _handler(
-        self, full_name: str, method: MethodDescriptor, behaviour: Callable[..., Any]
+        self, full_name: str, method: MethodDescriptor, behaviour: Callable[..., Any], *, as_bytes: bool
     ) -> grpc.RpcMethodHandler[Any, Any]:
         request = GetMessageClass(method.input_type)
         response = GetMessageClass(method.output_type)
         if method.server_streaming:
             stream = self._stream(full_name, behaviour)
+            if method.client_streaming and as_bytes:
+                return grpc.stream_stream_rpc_method_handler(stream)
             if method.client_streaming:
                 return grpc.stream_stream_rpc_method_handler(
                     stream, request.FromString, response.SerializeToString

@@ -162,6 +162,15 @@ class StateStore(Generic[ViewT]):
             self._average_latency(held.snapshot.load.replica_latency_seconds, replica, latency_seconds)
         return True
 
+    def observe_latency(self, endpoint: str, latency_seconds: float) -> bool:
+        """Takes in how long a response took; False if the state does not hold its endpoint."""
+        held = self.held
+        replica = None if held is None else held.snapshot.topology.replica_index.get(endpoint)
+        if held is None or replica is None:
+            return False
+        self._average_latency(held.snapshot.load.replica_latency_seconds, replica, latency_seconds)
+        return True
+
     def _average_latency(self, latency: Float32Array, replica: int, seconds: float) -> None:
         known = float(latency[replica])
         latency[replica] = seconds if known != known else known + LATENCY_WEIGHT * (seconds - known)

@@ -31,6 +31,7 @@ class FallbackReason(IntEnum):
     CIRCUIT_OPEN = 5
     NO_MODEL = 6
     NON_FINITE_INPUT = 7
+    MALFORMED_REQUEST = 8
 
 
 @dataclass(frozen=True, slots=True)

@@ -270,12 +270,21 @@ class GuardedDispatch:
         *,
         alternatives: int = 0,
         remaining_seconds: float = math.inf,
+        malformed: bool = False,
     ) -> GuardedDecision:
-        """The same for a single query, in plain numbers from end to end; arguments as in :meth:`decide`."""
+        """The same for a single query, in plain numbers from end to end; arguments as in :meth:`decide`.
+
+        Args:
+            malformed: parts of the request could not be read; the fallback decides on what is left of it.
+        """
         candidates = view.candidates(query, ledger, now_seconds)
         if not len(candidates):
             return GuardedDecision(NO_DECISION, self.origin, candidates.age_seconds)
-        scores, trouble = self._scores(view, candidates, random, remaining_seconds)
+        scores, trouble = (
+            (_NO_SCORES, _Trouble(FallbackReason.MALFORMED_REQUEST))
+            if malformed
+            else self._scores(view, candidates, random, remaining_seconds)
+        )
         if trouble is not None:
             call = _Call(view, candidates, ledger, now_seconds, random, alternatives, record=True)
             return self._stand_in(call, scores, trouble).row(0)

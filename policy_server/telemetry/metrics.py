@@ -6,6 +6,7 @@ Names and attributes follow OpenTelemetry's semantic conventions (RPC metrics of
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -56,6 +57,8 @@ class ServerMetrics:
         self._overruns: Counter[str] = Counter()
         self._breaker_openings: Counter[str] = Counter()
         self._shed = 0
+        self._refusals: Counter[str] = Counter()
+        self._outcomes: Counter[str] = Counter()
 
     def call(self, method: str, code: str) -> DurationHistogram:
         """Durations of the calls of one method that ended with one status code."""
@@ -79,6 +82,14 @@ class ServerMetrics:
     def shed(self) -> None:
         """A request was refused because the server is overloaded."""
         self._shed += 1
+
+    def refused(self, reason: str) -> None:
+        """A proxied request got no endpoint."""
+        self._refusals[reason] += 1
+
+    def proxied(self, outcome: str) -> None:
+        """A proxied request that got an endpoint was answered, or ended without."""
+        self._outcomes[outcome] += 1
 
     def fell_back(self, policy: str, reason: FallbackReason, queries: int) -> None:
         """The fallback decided ``queries`` requests in place of a policy."""
@@ -162,6 +173,18 @@ class ServerMetrics:
                 "{request}",
                 lambda: [Observation(self._shed)],
             ),
+            (
+                "policy.envoy.refusals",
+                "Proxied requests that got no endpoint.",
+                "{request}",
+                lambda: _by("reason", self._refusals),
+            ),
+            (
+                "policy.envoy.outcomes",
+                "How proxied requests that got an endpoint were answered.",
+                "{request}",
+                lambda: _by("outcome", self._outcomes),
+            ),
         ):
             meter.create_observable_counter(name, [_callback(observe)], unit, description)
         for name, description, unit, gauge in (
@@ -178,6 +201,12 @@ class ServerMetrics:
                 gauges.pending_picks,
             ),
             ("policy.requests.in_flight", "Dispatch requests being handled.", "{request}", gauges.in_flight),
+            (
+                "policy.envoy.in_flight",
+                "Proxied requests that got an endpoint and have not ended.",
+                "{request}",
+                gauges.proxied_in_flight,
+            ),
         ):
             meter.create_observable_gauge(name, [_callback(_known(gauge))], unit, description)
 
@@ -197,6 +226,7 @@ class ServerGauges:
     state_age_seconds: Gauge
     pending_picks: Gauge
     in_flight: Gauge
+    proxied_in_flight: Gauge = lambda: math.nan
 
 
 def _attributes(origin: DecisionOrigin) -> Attributes:
@@ -204,7 +234,11 @@ def _attributes(origin: DecisionOrigin) -> Attributes:
 
 
 def _by_policy(counts: Mapping[str, int]) -> list[Observation]:
-    return [Observation(count, {"policy": policy}) for policy, count in list(counts.items())]
+    return _by("policy", counts)
+
+
+def _by(attribute: str, counts: Mapping[str, int]) -> list[Observation]:
+    return [Observation(count, {attribute: value}) for value, count in list(counts.items())]
 
 
 def _known(gauge: Gauge) -> Callable[[], list[Observation]]:

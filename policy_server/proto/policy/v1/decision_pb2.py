@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18policy/v1/decision.proto\x12\tpolicy.v1\"\xcb\x01\n\nProvenance\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x16\n\x0epolicy_version\x18\x02 \x01(\t\x12)\n\x06source\x18\x03 \x01(\x0e\x32\x19.policy.v1.DecisionSource\x12\x32\n\x0f\x66\x61llback_reason\x18\x04 \x01(\x0e\x32\x19.policy.v1.FallbackReason\x12\x18\n\x10snapshot_version\x18\x05 \x01(\x04\x12\x1c\n\x14snapshot_age_seconds\x18\x06 \x01(\x01*\x8b\x01\n\x0e\x44\x65\x63isionSource\x12\x1f\n\x1b\x44\x45\x43ISION_SOURCE_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x44\x45\x43ISION_SOURCE_LEARNED\x10\x01\x12\x1d\n\x19\x44\x45\x43ISION_SOURCE_HEURISTIC\x10\x02\x12\x1c\n\x18\x44\x45\x43ISION_SOURCE_FALLBACK\x10\x03*\xa2\x02\n\x0e\x46\x61llbackReason\x12\x1f\n\x1b\x46\x41LLBACK_REASON_UNSPECIFIED\x10\x00\x12\x1f\n\x1b\x46\x41LLBACK_REASON_MODEL_ERROR\x10\x01\x12%\n!FALLBACK_REASON_NON_FINITE_OUTPUT\x10\x02\x12 \n\x1c\x46\x41LLBACK_REASON_BUDGET_SPENT\x10\x03\x12\x1f\n\x1b\x46\x41LLBACK_REASON_STALE_STATE\x10\x04\x12 \n\x1c\x46\x41LLBACK_REASON_CIRCUIT_OPEN\x10\x05\x12\x1c\n\x18\x46\x41LLBACK_REASON_NO_MODEL\x10\x06\x12$\n FALLBACK_REASON_NON_FINITE_INPUT\x10\x07\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18policy/v1/decision.proto\x12\tpolicy.v1\"\xcb\x01\n\nProvenance\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x16\n\x0epolicy_version\x18\x02 \x01(\t\x12)\n\x06source\x18\x03 \x01(\x0e\x32\x19.policy.v1.DecisionSource\x12\x32\n\x0f\x66\x61llback_reason\x18\x04 \x01(\x0e\x32\x19.policy.v1.FallbackReason\x12\x18\n\x10snapshot_version\x18\x05 \x01(\x04\x12\x1c\n\x14snapshot_age_seconds\x18\x06 \x01(\x01*\x8b\x01\n\x0e\x44\x65\x63isionSource\x12\x1f\n\x1b\x44\x45\x43ISION_SOURCE_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x44\x45\x43ISION_SOURCE_LEARNED\x10\x01\x12\x1d\n\x19\x44\x45\x43ISION_SOURCE_HEURISTIC\x10\x02\x12\x1c\n\x18\x44\x45\x43ISION_SOURCE_FALLBACK\x10\x03*\xc9\x02\n\x0e\x46\x61llbackReason\x12\x1f\n\x1b\x46\x41LLBACK_REASON_UNSPECIFIED\x10\x00\x12\x1f\n\x1b\x46\x41LLBACK_REASON_MODEL_ERROR\x10\x01\x12%\n!FALLBACK_REASON_NON_FINITE_OUTPUT\x10\x02\x12 \n\x1c\x46\x41LLBACK_REASON_BUDGET_SPENT\x10\x03\x12\x1f\n\x1b\x46\x41LLBACK_REASON_STALE_STATE\x10\x04\x12 \n\x1c\x46\x41LLBACK_REASON_CIRCUIT_OPEN\x10\x05\x12\x1c\n\x18\x46\x41LLBACK_REASON_NO_MODEL\x10\x06\x12$\n FALLBACK_REASON_NON_FINITE_INPUT\x10\x07\x12%\n!FALLBACK_REASON_MALFORMED_REQUEST\x10\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,7 +34,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DECISIONSOURCE']._serialized_start=246
   _globals['_DECISIONSOURCE']._serialized_end=385
   _globals['_FALLBACKREASON']._serialized_start=388
-  _globals['_FALLBACKREASON']._serialized_end=678
+  _globals['_FALLBACKREASON']._serialized_end=717
   _globals['_PROVENANCE']._serialized_start=40
   _globals['_PROVENANCE']._serialized_end=243
 # @@protoc_insertion_point(module_scope)

@@ -64,6 +64,8 @@ class _FallbackReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Fallba
     """No model is loaded under the requested name."""
     FALLBACK_REASON_NON_FINITE_INPUT: _FallbackReason.ValueType  # 7
     """A feature was NaN or infinite; it was imputed and the fallback answered."""
+    FALLBACK_REASON_MALFORMED_REQUEST: _FallbackReason.ValueType  # 8
+    """Headers of a proxied request could not be read; they counted as absent and the fallback answered."""
 
 class FallbackReason(_FallbackReason, metaclass=_FallbackReasonEnumTypeWrapper):
     """Why the fallback policy answered."""
@@ -83,6 +85,8 @@ FALLBACK_REASON_NO_MODEL: FallbackReason.ValueType  # 6
 """No model is loaded under the requested name."""
 FALLBACK_REASON_NON_FINITE_INPUT: FallbackReason.ValueType  # 7
 """A feature was NaN or infinite; it was imputed and the fallback answered."""
+FALLBACK_REASON_MALFORMED_REQUEST: FallbackReason.ValueType  # 8
+"""Headers of a proxied request could not be read; they counted as absent and the fallback answered."""
 Global___FallbackReason: _TypeAlias = FallbackReason  # noqa: Y015
 
 @_typing.final

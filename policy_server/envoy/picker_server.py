@@ -1,0 +1,73 @@
+"""The picker's own gRPC server: port, services, health."""
+
+from __future__ import annotations
+
+import grpc
+
+from policy_server.api.grpc_server import HEALTH, listen, server_options
+from policy_server.api.health import Health
+from policy_server.api.rpc import RpcServices
+from policy_server.envoy.ext_proc_servicer import ExternalProcessorServicer
+from policy_server.envoy.picker import EndpointPicker
+from policy_server.envoy.process_stream import ProcessSettings
+from policy_server.envoy.request_mapping import RequestMapping
+from policy_server.proto.envoy.service.ext_proc.v3 import external_processor_pb2
+from policy_server.settings import Settings
+from policy_server.telemetry.metrics import ServerMetrics
+from policy_server.telemetry.spans import ProblemSpans
+
+EXTERNAL_PROCESSOR = external_processor_pb2.DESCRIPTOR.services_by_name["ExternalProcessor"]
+
+
+class PickerServer:
+    """Serves Envoy. Its life is a part of that of the whole server.
+
+    Args:
+        settings: resolved.
+        picker: picks.
+        metrics: counts calls.
+        spans: of failed calls.
+
+    Attributes:
+        picker: as given.
+        address: ``host:port`` it listens on.
+
+    Raises:
+        OSError: the address cannot be bound.
+    """
+
+    def __init__(
+        self, settings: Settings, picker: EndpointPicker, metrics: ServerMetrics, spans: ProblemSpans
+    ) -> None:
+        self.picker = picker
+        process_settings = ProcessSettings(
+            picker,
+            RequestMapping(settings.envoy_service, settings.envoy_access_point),
+            clear_route_cache=settings.envoy_clear_route_cache,
+            test_selection=settings.envoy_test_header,
+        )
+        self._health = Health((EXTERNAL_PROCESSOR.full_name,))
+        self._server = grpc.aio.server(
+            options=server_options(
+                maximum_message_bytes=settings.max_message_bytes,
+                maximum_connection_age_seconds=settings.max_connection_age_seconds,
+            )
+        )
+        self.address = listen(self._server, settings.envoy_host, settings.envoy_port)
+        self._services = RpcServices(self._server, metrics, spans)
+        self._services.add(EXTERNAL_PROCESSOR, ExternalProcessorServicer(process_settings), as_bytes=True)
+        self._services.add(HEALTH, self._health.servicer)
+
+    async def start(self) -> None:
+        """Opens the port, alive and not ready."""
+        await self._health.start()
+        await self._server.start()
+
+    async def set_ready(self, ready: bool) -> None:
+        """Whether Envoy is to ask here."""
+        await self._health.set_ready(ready)
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Ends open streams with status OK, refuses new ones, and lets calls in flight finish."""
+        self._services.streams.finish()
+        await self._server.stop(grace_seconds)
