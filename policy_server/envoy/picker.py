@@ -178,6 +178,16 @@ class EndpointPicker:
         """Counts how a request ended."""
         self._metrics.proxied(outcome.value)
 
+    def expected_seconds(self, picked: PickedRequest) -> float:
+        """How long a request is likely to take: as its endpoint's responses took lately, else its execution."""
+        held = self._store.held
+        endpoint = picked.endpoints.partition(",")[0]
+        replica = None if held is None else held.snapshot.topology.replica_index.get(endpoint)
+        if held is None or replica is None:
+            return 0.0
+        lately = held.snapshot.load.replica_latency_seconds.item(replica)
+        return lately if lately == lately else held.view.static.execution_seconds.item(replica)
+
     def endpoint_at(self, address: str) -> str | None:
         """The endpoint of the state that has this address; None if there is none."""
         pool = self._current_pool()

@@ -152,7 +152,7 @@ def _wanted(message: HttpHeaders, names: frozenset[str] | set[str]) -> dict[str,
     for header in message.headers.headers:
         name = header.key
         if name in names and name not in found:
-            found[name] = header.raw_value.decode("latin-1") or header.value
+            found[name] = replies.text_of(header)
     return found
 
 

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator
 from functools import lru_cache
 
+import grpc
+
 from policy_server.api.rpc import RETRY_PUSHBACK_KEY
 from policy_server.envoy.names import DESTINATION_ENDPOINT, DESTINATION_NAMESPACE
 from policy_server.envoy.picker import Refusal
@@ -28,7 +30,6 @@ from policy_server.proto.envoy.type.v3.http_status_pb2 import HttpStatus, Status
 MAXIMUM_CHUNK_BYTES = 62_000
 """Of a streamed body; Envoy takes chunks below 64 KiB."""
 
-GRPC_RESOURCE_EXHAUSTED, GRPC_UNAVAILABLE = 8, 14
 RETRY_AFTER = "retry-after"
 
 RESPONSE_HEADERS = ProcessingResponse(response_headers=HeadersResponse()).SerializeToString()
@@ -59,9 +60,11 @@ def refused(refusal: Refusal) -> bytes:
     return ProcessingResponse(
         immediate_response=ImmediateResponse(
             status=HttpStatus(code=status_of(refusal)),
-            headers=HeaderMutation(set_headers=retry_headers(refusal)),
+            headers=HeaderMutation(
+                set_headers=[_set_header(name, value) for name, value in retry_headers(refusal).items()]
+            ),
             body=refusal.message.encode(),
-            grpc_status=GrpcStatus(status=GRPC_RESOURCE_EXHAUSTED if refusal.shed else GRPC_UNAVAILABLE),
+            grpc_status=GrpcStatus(status=grpc_code_of(refusal)),
             details=f"endpoint_picker_{refusal.reason.value}",
         )
     ).SerializeToString()
@@ -72,13 +75,22 @@ def status_of(refusal: Refusal) -> StatusCode.ValueType:
     return StatusCode.TooManyRequests if refusal.shed else StatusCode.ServiceUnavailable
 
 
-def retry_headers(refusal: Refusal) -> list[HeaderValueOption]:
-    """Headers that say when to try again; whole seconds, and the milliseconds gRPC clients read."""
+def grpc_code_of(refusal: Refusal) -> int:
+    """gRPC status of a refusal."""
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED if refusal.shed else grpc.StatusCode.UNAVAILABLE
+    number: int = code.value[0]
+    return number
+
+
+def retry_headers(refusal: Refusal) -> dict[str, str]:
+    """Headers that say when to try again: whole seconds for HTTP, and the milliseconds gRPC clients read."""
     milliseconds = refusal.retry_after_milliseconds
-    return [
-        _set_header(RETRY_AFTER, str(math.ceil(milliseconds / 1000))),
-        _set_header(RETRY_PUSHBACK_KEY, str(milliseconds)),
-    ]
+    return {RETRY_AFTER: str(math.ceil(milliseconds / 1000)), RETRY_PUSHBACK_KEY: str(milliseconds)}
+
+
+def text_of(header: HeaderValue) -> str:
+    """A header's value, from whichever of its two fields the filter fills."""
+    return header.raw_value.decode("latin-1") or header.value
 
 
 def streamed(body: HttpBody, *, of_request: bool, whole: bool) -> Iterator[bytes]:

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from policy_server.cluster.snapshot import Snapshot
-from policy_server.proto.envoy.config.core.v3.base_pb2 import HeaderMap, HeaderValue, Metadata
+from policy_server.proto.envoy.config.core.v3.base_pb2 import HeaderMap, HeaderValue
 from policy_server.proto.envoy.service.ext_proc.v3.external_processor_pb2 import (
     HttpBody,
     HttpHeaders,
