@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 # What protos are compared with for breaking changes.
 BASE ?= origin/main
 
-.PHONY: help env demo test test-slow lint protos bench evaluate train clean
+.PHONY: help env demo demo-envoy test test-slow lint protos bench evaluate train clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -29,6 +29,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: env ## Serve the shipped policy, replay a trace as real gRPC calls, compare with three baselines.
 	$(RUN)/policy-bench demo
+
+demo-envoy: env ## A real Envoy with our endpoint picker, against Envoy's own balancing, on back ends of changing speed.
+	$(RUN)/policy-bench demo-envoy
 
 test: env ## The test suite, without the slow tests (under ten minutes).
 	$(RUN)/python -m pytest -q -m 'not slow' -n 2 --dist loadfile --max-worker-restart 0

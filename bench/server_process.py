@@ -144,6 +144,12 @@ class ServerProcess:
             for thread in Path(f"/proc/{self.pid}/task").iterdir():
                 os.sched_setaffinity(int(thread.name), cores)
 
+    def kill(self) -> None:
+        """Ends the server as a crash does: SIGKILL."""
+        assert self._process is not None, "the server has not been started"
+        self._process.kill()
+        self._process.wait()
+
     def stop(self) -> None:
         """Ends the server: SIGTERM, then SIGKILL after five seconds. Does nothing when it has ended."""
         process, self._process = self._process, None
