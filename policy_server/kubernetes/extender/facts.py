@@ -62,14 +62,14 @@ class PlacementFacts:
         return full
 
     def query(
-        self, positions: BoolArray, has_image: BoolArray, pending_replicas: Int32Array
+        self, positions: BoolArray, has_image: BoolArray, pending_replicas: Float64Array
     ) -> PlacementQuery:
         """The question to a policy.
 
         Args:
             positions: bool [M], which nodes it is about, all of them known.
             has_image: bool [M].
-            pending_replicas: int32 [N].
+            pending_replicas: float64 [N].
         """
         return PlacementQuery(
             service=self.service,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from policy_server.cluster.snapshot import BoolArray, Float64Array, Int64Array, Snapshot
+from policy_server.cluster.snapshot import BoolArray, Float64Array, Snapshot
 from policy_server.kubernetes.extender.facts import PlacementFacts, image_names, placement_facts
 from policy_server.kubernetes.extender.pending_placements import PendingPlacements
 from policy_server.kubernetes.extender.pod_rules import PodRules
@@ -138,11 +138,8 @@ class ExtenderLogic:
         return facts.query(judged, has_image, pending)
 
     def _remember(self, pod: Pod, snapshot: Snapshot, query: PlacementQuery, scores: Float64Array) -> None:
-        best: Int64Array = np.flatnonzero(scores == scores.max())
-        # Among equals the scheduler chooses by its own scores, so there is nothing to foresee.
-        if len(best) == 1:
-            node = int(query.nodes[best[0]])
-            self._pending.place(pod.metadata.uid, snapshot, query.service, node, self._clock())
+        best = query.nodes[scores == scores.max()].astype(np.int64)
+        self._pending.place(pod.metadata.uid, snapshot, query.service, best, self._clock())
 
 
 def _names(candidates: CandidateNodes, positions: BoolArray) -> list[str]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policy_server.cluster.snapshot import Float64Array, Int64Array, ReplicaState, Snapshot, Topology
+from policy_server.cluster.snapshot import Float64Array, ReplicaState, Snapshot, Topology
 from policy_server.policies.placement.policy import PlacementQuery
 from policy_server.policies.placement.shares import cpu_share, memory_share
 
@@ -74,12 +74,12 @@ def _arrival_rates(snapshot: Snapshot, service: int) -> Float64Array:
     return rates
 
 
-def _replicas_on_nodes(snapshot: Snapshot, query: PlacementQuery) -> Int64Array:
-    """int64 [N]: replicas of the service on each node."""
+def _replicas_on_nodes(snapshot: Snapshot, query: PlacementQuery) -> Float64Array:
+    """float64 [N]: replicas of the service on each node."""
     replicas = snapshot.topology.replicas
     counted = (replicas.service == query.service) & (snapshot.load.replica_state != ReplicaState.DRAINING)
     on_node = np.bincount(replicas.node[counted], minlength=len(snapshot.topology.nodes.names))
-    return on_node.astype(np.int64) + query.pending_replicas
+    return on_node + query.pending_replicas
 
 
 def _spread(snapshot: Snapshot, query: PlacementQuery, rates: Float64Array) -> Float64Array:

@@ -20,8 +20,8 @@ class PlacementQuery:
         node_cpu_millicores: float64 [M], their allocatable CPU, above zero.
         node_memory_bytes: float64 [M], their allocatable memory, above zero.
         has_image: bool [M], whether the service's image is on the node already.
-        pending_replicas: int32 [N], replicas of the service placed on each node of the snapshot that the snapshot
-            does not show yet.
+        pending_replicas: float64 [N], replicas of the service placed on each node of the snapshot that the snapshot
+            does not show yet; a part of one where it is only known to go to one of several nodes.
     """
 
     service: int
@@ -31,7 +31,7 @@ class PlacementQuery:
     node_cpu_millicores: Float64Array
     node_memory_bytes: Float64Array
     has_image: BoolArray
-    pending_replicas: Int32Array
+    pending_replicas: Float64Array
 
     def __len__(self) -> int:
         return len(self.nodes)
