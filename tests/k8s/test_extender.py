@@ -18,13 +18,14 @@ import pytest
 
 from policy_server.cluster.snapshot import Snapshot
 from policy_server.proto.policy.v1.state_service_pb2_grpc import StateServiceStub
+from tests.k8s.recorded_calls import MODES, RECORDINGS, record
+from tests.k8s.scheduling import SHIPPED, configuration
 from tests.support.control_plane import ControlPlane, eventually
 from tests.support.serving import ServerProcess, full_report, server_process
 from tests.support.systems import Endpoint, one_service_snapshot
 
 pytestmark = [pytest.mark.k8s, pytest.mark.slow, pytest.mark.timeout(300)]
 
-SHIPPED = Path(__file__).resolve().parents[2] / "deploy" / "kubernetes"
 ACCESS_POINTS = ("ap-0", "ap-0", "ap-1")
 NODES = ("node-0", "node-1", "node-2")
 GIBIBYTE = 2**30
@@ -59,28 +60,6 @@ def extender(tmp_path: Path, *arguments: str) -> Iterator[ServerProcess]:
     options = ("--extender-port=0", "--extender-stale-after-seconds=1e6", "--drain-seconds=0", *arguments)
     with server_process(tmp_path / "server.log", *options) as server:
         yield server
-
-
-def configuration(
-    plane: ControlPlane, url: str, *, names_only: bool = True, authority: Path | None = None
-) -> str:
-    """The configuration that ships, fit for this control plane."""
-    text = (SHIPPED / "kube-scheduler-config.yaml").read_text()
-    replacements = {
-        "kubescheduler.config.k8s.io/v1\n": "kubescheduler.config.k8s.io/v1beta1\n",
-        "/etc/kubernetes/scheduler.conf": str(plane.kubeconfig),
-        "leaderElect: true": "leaderElect: false",
-        "http://policy-server.policy-server.svc:9003": url,
-        "nodeCacheCapable: true\n": f"nodeCacheCapable: {json.dumps(names_only)}\n",
-        # A busy machine is no reason to go on without the extender under test.
-        "httpTimeout: 1s": "httpTimeout: 20s",
-    }
-    if authority is not None:
-        replacements["enableHTTPS: false\n"] = f"enableHTTPS: true\n    tlsConfig: {{caFile: {authority}}}\n"
-    for shipped, wanted in replacements.items():
-        assert text.count(shipped) == 1, shipped
-        text = text.replace(shipped, wanted)
-    return text
 
 
 def add_nodes(plane: ControlPlane) -> None:
@@ -223,3 +202,18 @@ def test_manifests_are_accepted(plane: ControlPlane) -> None:
     assert created == list(paths)
     deployment = plane.request("GET", f"{paths['Deployment']}/policy-server")
     assert eventually(lambda: deployment["spec"]["template"]["spec"]["automountServiceAccountToken"] is False)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_recorded_calls_are_what_the_scheduler_sends(cluster: ControlPlane, mode: str) -> None:
+    bodies = record(cluster, names_only=MODES[mode])
+    assert bodies["/filter"] == bodies["/prioritize"]
+    recorded = (RECORDINGS / f"{mode}.json").read_bytes()
+    assert keys(json.loads(bodies["/filter"])) == keys(json.loads(recorded))
+
+
+def keys(value: object) -> object:
+    """The keys of JSON at all levels, in order; of a list, those of its first item."""
+    if isinstance(value, dict):
+        return [(key, keys(item)) for key, item in value.items()]
+    return [keys(item) for item in value[:1]] if isinstance(value, list) else type(value).__name__
