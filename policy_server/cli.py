@@ -13,6 +13,7 @@ import click
 
 from policy_server.settings import (
     ENVIRONMENT_PREFIX,
+    About,
     Settings,
     SettingsError,
     described_settings,
@@ -34,11 +35,11 @@ def settings_options(command: CommandT) -> CommandT:
     for setting in reversed(fields(Settings)):
         kind, about = described[setting.name]
         default = None if setting.default is MISSING else setting.default
-        command = _option(setting.name, kind, about.description, default)(command)
+        command = _option(setting.name, kind, about, default)(command)
     return command
 
 
-def _option(name: str, kind: Any, description: str, default: Any) -> Callable[[CommandT], CommandT]:
+def _option(name: str, kind: Any, about: About, default: Any) -> Callable[[CommandT], CommandT]:
     flag = f"--{name.replace('_', '-')}"
     if name == "state_options":
         return click.option(
@@ -55,12 +56,16 @@ def _option(name: str, kind: Any, description: str, default: Any) -> Callable[[C
     return click.option(
         flag,
         name,
-        type=click.Path(path_type=Path, file_okay=False) if plain is Path else plain,
+        type=_path(about) if plain is Path else plain,
         default=default,
         show_default=default is not None,
         show_envvar=True,
-        help=description,
+        help=about.description,
     )
+
+
+def _path(about: About) -> click.Path:
+    return click.Path(path_type=Path, file_okay=about.is_file, dir_okay=not about.is_file)
 
 
 def _is_union(kind: Any) -> bool:

@@ -15,7 +15,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 import grpc
@@ -37,6 +37,7 @@ from policy_server.telemetry.spans import DecisionObserver, ProblemSpans
 
 if TYPE_CHECKING:
     from policy_server.envoy.picker_server import PickerServer
+    from policy_server.kubernetes.extender.http_server import ExtenderServer
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -55,6 +56,7 @@ class PolicyServer:
         store: the state, once started.
         metrics: what it counts.
         telemetry: what was started of it, once started.
+        extender_url: where the scheduler extender is served, once started; None: nowhere.
     """
 
     address: str
@@ -72,6 +74,8 @@ class PolicyServer:
         self._should_exit = asyncio.Event()
         self._drains = True
         self._stopping = False
+        self._extender: ExtenderServer | None = None
+        self.extender_url: str | None = None
 
     async def serve(self, announce: Callable[[PolicyServer], None]) -> None:
         """Starts, calls ``announce`` when the server is listening, and serves until a signal asks it to stop."""
@@ -90,7 +94,7 @@ class PolicyServer:
         Raises:
             OSError: the address cannot be bound.
             BundleError: there is no directory of models.
-            UnknownPolicyError: the active policy, or the fallback, is not known.
+            UnknownPolicyError: the active policy, the fallback or the placement policy is not known.
             StateSourceError: the state source cannot be had.
             TelemetryError: the metrics port cannot be bound.
         """
@@ -106,7 +110,8 @@ class PolicyServer:
         )
         self.address = listen(self._server, settings.host, settings.port)
         spans = ProblemSpans()
-        self.registry = _load_policies(settings, DecisionObserver(self.metrics, spans))
+        observer = DecisionObserver(self.metrics, spans)
+        self.registry = _load_policies(settings, observer)
         self.store = StateStore(self._prepare)
         self.logic = DispatchLogic(
             self.store,
@@ -129,6 +134,8 @@ class PolicyServer:
         add_services(
             self._services, self.logic, self.store, self._health, with_reflection=settings.reflection
         )
+        if settings.extender_port is not None:
+            await self._start_extender(settings.extender_port, observer)
         await self._server.start()
         if self.picker is not None:
             await self.picker.start()
@@ -151,9 +158,11 @@ class PolicyServer:
         if drain:
             await asyncio.sleep(settings.drain_seconds)
         self._services.streams.finish()
-        stops = [self._server.stop(settings.grace_seconds)]
+        stops: list[Awaitable[None]] = [self._server.stop(settings.grace_seconds)]
         if self.picker is not None:
             stops.append(self.picker.stop(settings.grace_seconds))
+        if self._extender is not None:
+            stops.append(self._extender.stop())
         await asyncio.gather(*stops)
         self._source_stopped.set()
         if not self.telemetry.shutdown(settings.flush_seconds):
@@ -202,6 +211,20 @@ class PolicyServer:
             maximum_in_flight=settings.envoy_max_in_flight,
         )
         return PickerServer(settings, picker, self.metrics, spans)
+
+    async def _start_extender(self, port: int, observer: GuardObserver) -> None:
+        # Here, because the HTTP server costs start-up time and memory, and most servers do without.
+        from policy_server.kubernetes.extender.start import extender_server, extender_tls
+
+        self._extender = extender_server(
+            self.settings,
+            snapshot=lambda: None if self.store.held is None else self.store.held.snapshot,
+            ready=lambda: self._health.ready,
+            metrics=self.metrics,
+            faults=observer,
+        )
+        tls = extender_tls(self.settings)
+        self.extender_url = await self._extender.start(self.settings.extender_host, port, tls)
 
     def _start_source(self, source: StateSource) -> None:
         loop = asyncio.get_running_loop()

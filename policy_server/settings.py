@@ -21,11 +21,12 @@ class SettingsError(ValueError):
 
 @dataclass(frozen=True)
 class About:
-    """What a setting is for, and which numbers it takes, both bounds included."""
+    """What a setting is for, which numbers it takes, both bounds included, and whether a path is that of a file."""
 
     description: str
     minimum: float = -math.inf
     maximum: float = math.inf
+    is_file: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +109,37 @@ class Settings:
     metrics_port: Annotated[
         int | None, About("Port to serve Prometheus metrics on; by default none are served.", 0, 65535)
     ] = None
+    extender_host: Annotated[str, About("Address to serve the kube-scheduler extender on.")] = "127.0.0.1"
+    extender_port: Annotated[
+        int | None,
+        About("Port to serve the kube-scheduler extender on, usually 9003; by default it is off.", 0, 65535),
+    ] = None
+    extender_tls_certificate: Annotated[
+        Path | None,
+        About("PEM file of the extender's certificate chain; by default it speaks plain HTTP.", is_file=True),
+    ] = None
+    extender_tls_key: Annotated[
+        Path | None, About("PEM file of the key of the extender's certificate.", is_file=True)
+    ] = None
+    extender_policy: Annotated[str, About("Placement policy that scores nodes.")] = "near-demand"
+    extender_budget_seconds: Annotated[
+        float, About("Time the placement policy has for one pod before all nodes are alike.", 1e-3, 1e9)
+    ] = 0.2
+    extender_stale_after_seconds: Annotated[
+        float, About("Age of the state beyond which the extender lets all nodes pass alike.", 1e-3, 1e9)
+    ] = 60.0
+    extender_max_body_bytes: Annotated[
+        int, About("Largest body of a call of the scheduler.", 1024, 2**31 - 1)
+    ] = 64 * 2**20
+    extender_service_labels: Annotated[
+        str, About("Labels, separated by commas; the first that a pod carries names its service.")
+    ] = "policy-server.io/service,app.kubernetes.io/name,app"
+    extender_own_namespace: Annotated[
+        str, About("Namespace of our own pods, which pass untouched; empty: none.")
+    ] = "policy-server"
+    extender_own_label: Annotated[
+        str, About("Label, KEY=VALUE, of our own pods, which pass untouched; empty: none.")
+    ] = "app.kubernetes.io/name=policy-server"
 
     def __post_init__(self) -> None:
         for name, (_, about) in described_settings().items():
@@ -119,6 +151,11 @@ class Settings:
                 raise SettingsError(f"{name}: {value}; must be a number {bounds}")
         if self.envoy:
             _check_mapping(self.envoy_service, self.envoy_access_point)
+        if (self.extender_tls_certificate is None) != (self.extender_tls_key is None):
+            missing = "certificate" if self.extender_tls_certificate is None else "key"
+            raise SettingsError(f"extender_tls_{missing}: missing; give certificate and key, or neither")
+        if self.extender_own_label and not all(self.extender_own_label.partition("=")):
+            raise SettingsError(f"extender_own_label: {self.extender_own_label!r}; give KEY=VALUE")
 
 
 def _check_mapping(service: str, access_point: str) -> None:

@@ -46,6 +46,10 @@ def _rows(server: PolicyServer) -> Iterator[tuple[str, str]]:
     )
     port = telemetry.prometheus_port
     yield "metrics", "off" if port is None else f"http://{settings.metrics_host}:{port}/metrics"
+    yield (
+        "extender",
+        "off" if server.extender_url is None else f"{server.extender_url}, policy {settings.extender_policy}",
+    )
     yield "traces", "off" if telemetry.tracer is None else "to the collector"
 
 

@@ -1,7 +1,7 @@
 """What the server counts, and under which names it is exported.
 
-Names and attributes follow OpenTelemetry's semantic conventions (RPC metrics of version 1.38) or carry the prefix
-``policy.``. Attributes take few values; an endpoint, node or request never is one.
+Names and attributes follow OpenTelemetry's semantic conventions (RPC and HTTP metrics of version 1.38) or carry the
+prefix ``policy.``. Attributes take few values; an endpoint, node or request never is one.
 """
 
 from __future__ import annotations
@@ -22,10 +22,14 @@ from policy_server.telemetry.durations import (
 
 Attributes = Mapping[str, str]
 CallKey = tuple[str, str]
+HttpCallKey = tuple[str, str, str, int]
 Gauge = Callable[[], float]
 
 CALL_DURATION = "rpc.server.call.duration"
+HTTP_CALL_DURATION = "http.server.request.duration"
 DECISION_DURATION = "policy.decision.duration"
+
+_HTTP_METHODS = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"})
 
 
 @dataclass(slots=True)
@@ -50,6 +54,7 @@ class ServerMetrics:
 
     def __init__(self) -> None:
         self._calls: dict[CallKey, DurationHistogram] = {}
+        self._http_calls: dict[HttpCallKey, DurationHistogram] = {}
         self._decisions: dict[DecisionOrigin, DecisionSeries] = {}
         self._fallbacks: Counter[tuple[str, FallbackReason]] = Counter()
         self._non_finite_outputs: Counter[str] = Counter()
@@ -68,6 +73,15 @@ class ServerMetrics:
             # A new dictionary, so that an exporter's loop over the old one is not disturbed.
             histogram = DurationHistogram(CALL_BOUNDS_SECONDS)
             self._calls = {**self._calls, key: histogram}
+        return histogram
+
+    def http_call(self, method: str, route: str, scheme: str, status: int) -> DurationHistogram:
+        """Durations of the HTTP requests of one method and route (empty: unknown) that ended with one status."""
+        key = (method if method in _HTTP_METHODS else "_OTHER", route, scheme, status)
+        histogram = self._http_calls.get(key)
+        if histogram is None:
+            histogram = DurationHistogram(CALL_BOUNDS_SECONDS)
+            self._http_calls = {**self._http_calls, key: histogram}
         return histogram
 
     def decided(self, origin: DecisionOrigin, decisions: int, seconds: float) -> None:
@@ -125,6 +139,23 @@ class ServerMetrics:
                     histogram,
                 )
                 for (method, code), histogram in self._calls.items()
+            ),
+        )
+        yield DurationSeries(
+            HTTP_CALL_DURATION,
+            "Duration of incoming HTTP requests.",
+            tuple(
+                (
+                    {
+                        "http.request.method": method,
+                        **({"http.route": route} if route else {}),
+                        "url.scheme": scheme,
+                        "http.response.status_code": str(status),
+                        **({} if status < 500 else {"error.type": str(status)}),
+                    },
+                    histogram,
+                )
+                for (method, route, scheme, status), histogram in self._http_calls.items()
             ),
         )
         yield DurationSeries(

@@ -1,0 +1,1 @@
+"""Kubernetes: its objects, and the components of it that ask for decisions."""
