@@ -22,6 +22,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from policy_server.features.scaling import SCALING_SCHEMA
 from policy_server.features.schema import SCHEMA
 from policy_server.runtime.goldens import Golden, GoldenError, pack_goldens, replay_goldens, unpack_goldens
 from policy_server.runtime.graph_contract import require_dispatch_graphs
@@ -33,6 +34,7 @@ from policy_server.runtime.manifest import (
     TrainingRecord,
 )
 from policy_server.runtime.onnx_model import opset_version
+from policy_server.runtime.scaling_graph import require_scaling_graph
 from policy_server.runtime.session import ModelError, ModelSession
 from policy_server.runtime.signature import Signature, SignatureError
 from policy_server.runtime.versions import SemanticVersion
@@ -58,7 +60,10 @@ class _Kind:
     require_graphs: Callable[[Mapping[str, Signature]], None]
 
 
-_KINDS = {"dispatch": _Kind(SCHEMA.hash, require_dispatch_graphs)}
+_KINDS = {
+    "dispatch": _Kind(SCHEMA.hash, require_dispatch_graphs),
+    "scaling": _Kind(SCALING_SCHEMA.hash, require_scaling_graph),
+}
 
 
 class BundleError(Exception):
@@ -198,7 +203,7 @@ def write_bundle(
         root: directory of all bundles; created if need be.
         policy: name.
         version: a new semantic version.
-        kind: ``dispatch``.
+        kind: ``dispatch`` or ``scaling``.
         models: serialised ONNX models by name.
         goldens: examples, at least one per model.
         sampling_temperature: see :class:`~policy_server.runtime.manifest.Manifest`.
