@@ -22,6 +22,14 @@ Of the newest interval only, with level(x; a, b) = log(x / a) / log(b / a):
 - ``node_cpu_allocated``: CPU limits on the container's node over the node's CPU; 0 where that is unknown.
 - ``economy``: how dear resources are, 0 to 1: what the operator chooses between latency and allocation.
 
+Of the last ``WINDOW_INTERVALS``, for four intervals say little of how much a container's use varies:
+
+- ``cpu_mean``: level(mean usage / demand; 1/4, 4).
+- ``cpu_peak``: level(largest usage / demand; 1/4, 4).
+- ``cpu_variation``: v / (1 + v) of the usage's coefficient of variation v.
+- ``throttled_mean``: mean share of throttled periods.
+- ``memory_peak``: level(largest working set / memory demand; 1, 2).
+
 What was not measured is taken from the next newer interval, at the new end from the next older one, and is 0 where
 nothing is known at all.
 """
@@ -38,6 +46,7 @@ from policy_server.cluster.containers import Fleet, MeasurementHistory
 from policy_server.cluster.snapshot import Float32Array, Float64Array
 
 HISTORY_INTERVALS = 4
+WINDOW_INTERVALS = 24
 DEFAULT_ECONOMY = 0.5
 SMALLEST_DEMAND_CORES = 0.001
 
@@ -75,6 +84,11 @@ SCALING_SCHEMA = ScalingSchema(
         "application_latency",
         "node_cpu_allocated",
         "economy",
+        "cpu_mean",
+        "cpu_peak",
+        "cpu_variation",
+        "throttled_mean",
+        "memory_peak",
     )
 )
 ECONOMY_COLUMN = SCALING_SCHEMA.container.index("economy")
@@ -102,10 +116,12 @@ def scaling_features(fleet: Fleet, history: MeasurementHistory, economy: float) 
     objective = fleet.latency_objective_seconds
     relative_latency = latency / (latency + objective)
     newest_rate, newest_limit = rate[0], limit[0]
+    cpu_demand = cpu_demand_cores(history)
+    cpu_mean, cpu_deviation, cpu_peak = _statistics(history, "cpu_usage_cores")
     single = (
         np.log1p(newest_rate) / np.log1p(10_000.0),
         _ratio(newest_rate, _largest_within(newest_rate, fleet.application)),
-        _level(cpu_demand_cores(history), SMALLEST_DEMAND_CORES, 4.0),
+        _level(cpu_demand, SMALLEST_DEMAND_CORES, 4.0),
         _level(_ratio(usage[0], newest_rate), 1e-4, 1.0),
         _level(newest_limit, 0.05, 4.0),
         _level(_recent(history, "memory_limit_bytes")[0], 32 * _MEBIBYTE, 4096 * _MEBIBYTE),
@@ -115,6 +131,11 @@ def scaling_features(fleet: Fleet, history: MeasurementHistory, economy: float) 
             / fleet.node_cpu_cores
         )[fleet.node],
         np.full(len(fleet), economy),
+        _level(cpu_mean / cpu_demand, 0.25, 4.0),
+        _level(cpu_peak / cpu_demand, 0.25, 4.0),
+        _ratio(cpu_deviation, cpu_deviation + cpu_mean),
+        _statistics(history, "throttled_fraction")[0],
+        _level(_statistics(history, "memory_usage_bytes")[2] / memory_demand_bytes(history), 1.0, 2.0),
     )
     rows = (
         _ratio(usage, limit),
@@ -142,6 +163,17 @@ def memory_demand_bytes(history: MeasurementHistory) -> Float64Array:
     """float64 [C]: the largest working set of the last four intervals, at least one mebibyte."""
     demand: Float64Array = np.maximum(_recent(history, "memory_usage_bytes").max(axis=0), _MEBIBYTE)
     return demand
+
+
+def _statistics(history: MeasurementHistory, name: str) -> tuple[Float64Array, Float64Array, Float64Array]:
+    """Mean, standard deviation and largest value of what was measured in the window, float64 [C] each; 0 if nothing."""
+    column = history.column(name, WINDOW_INTERVALS)
+    known = np.isfinite(column)
+    measured = np.where(known, column, 0.0)
+    count = np.maximum(known.sum(axis=0), 1)
+    mean = measured.sum(axis=0) / count
+    deviation = np.sqrt((np.where(known, measured - mean, 0.0) ** 2).sum(axis=0) / count)
+    return mean, deviation, measured.max(axis=0)
 
 
 def _recent(history: MeasurementHistory, name: str) -> Float64Array:

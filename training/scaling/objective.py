@@ -23,8 +23,8 @@ from training.scaling.simulation import IntervalOutcome
 
 VIOLATION_PRICE = 10.0
 CPU_PRICE = 0.2
-MEMORY_PRICE = 0.02
-CHANGE_PRICE = 0.01
+MEMORY_PRICE = 0.1
+CHANGE_PRICE = 0.03
 ECONOMY_RANGE = 16.0
 
 _GIBIBYTE = 2.0**30

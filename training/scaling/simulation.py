@@ -19,6 +19,8 @@ DEFAULT_INTERVAL_SECONDS = 5.0
 RESIZE_DELAY_SECONDS = 1.0
 """From a decision to the new limits in force: about what the kubelet takes to resize a pod in place."""
 
+LARGEST_VARIATION = 1.5
+"""Standard deviations beyond which the work of a service is not drawn: no limit within bounds could serve it."""
 _VARIATION_STREAM = 0x5CA1
 
 
@@ -86,7 +88,7 @@ class ScalingSimulation:
             seeds: B of them; the same seed gives the same run, whatever the other instances do.
             interval_seconds: a whole number of seconds, at least 2.
             work_variation: standard deviation of the logarithm of a factor on the mean work of each service, drawn
-                once per instance.
+                once per instance, clipped at ``LARGEST_VARIATION`` deviations.
 
         Raises:
             ValueError: an interval that is not a whole number of seconds or too short.
@@ -272,7 +274,14 @@ def _initial_state(
     streams = [np.random.SeedSequence(seed, spawn_key=(_VARIATION_STREAM,)) for seed in seeds]
     factors = np.array(
         [
-            np.exp(work_variation * np.random.default_rng(stream).standard_normal(services))
+            np.exp(
+                work_variation
+                * np.clip(
+                    np.random.default_rng(stream).standard_normal(services),
+                    -LARGEST_VARIATION,
+                    LARGEST_VARIATION,
+                )
+            )
             for stream in streams
         ]
     )

@@ -39,15 +39,15 @@ def sock_shop() -> Application:
             Service("queue-master", "cloud-1", 240.0, 1.0, 60.0, restart_seconds=14.0),
         ),
         operations=(
-            Operation("browse", 0.45, _front_end(4.0, (_catalogue(2.5, 3.5),))),
-            Operation("item", 0.22, _front_end(3.5, (_catalogue(1.5, 2.0), _carts(3.0, 2.0)))),
-            Operation("add-to-cart", 0.15, _front_end(3.0, (_catalogue(1.0, 1.5),), (_carts(6.0, 4.0),))),
-            Operation("log-in", 0.10, _front_end(3.0, (_user(2.5, 3.0),), (_carts(4.0, 3.0),))),
+            Operation("browse", 0.45, _front_end(3.0, (_catalogue(2.5, 3.5),))),
+            Operation("item", 0.22, _front_end(2.5, (_catalogue(1.5, 2.0), _carts(3.0, 2.0)))),
+            Operation("add-to-cart", 0.15, _front_end(2.2, (_catalogue(1.0, 1.5),), (_carts(6.0, 4.0),))),
+            Operation("log-in", 0.10, _front_end(2.2, (_user(2.5, 3.0),), (_carts(4.0, 3.0),))),
             Operation(
                 "check-out",
                 0.08,
                 _front_end(
-                    4.5,
+                    3.2,
                     (
                         Call(
                             "orders",

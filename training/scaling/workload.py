@@ -13,7 +13,7 @@ The only burst of the bursty trace lies within what would be its training part, 
 bursts to learn from are generated. Curves are relative to the mean of the part of the trace that trains (of the whole
 for ``bursty``). Code-completion requests come in volleys that no controller of limits can follow (nothing for minutes,
 then ten times the mean), and no application of many users has such a load; so the Azure curve is taken for a quarter of
-the load, smoothed over 30 s, on top of three quarters that are steady.
+the load, smoothed over a minute, on top of three quarters that are steady.
 
 Where the trace files are missing, stand-ins with the same mean, spread and time scale take their place.
 """

@@ -11,7 +11,7 @@ from policy_server.cluster.containers import Fleet, MeasurementHistory
 from policy_server.cluster.snapshot import Float32Array, Float64Array
 from policy_server.features.scaling import (
     DEFAULT_ECONOMY,
-    HISTORY_INTERVALS,
+    WINDOW_INTERVALS,
     cpu_demand_cores,
     memory_demand_bytes,
     scaling_features,
@@ -72,7 +72,7 @@ class ActorScaling:
     name: str = "td3"
     version: str = "training"
     learned: bool = True
-    history_intervals: int = HISTORY_INTERVALS
+    history_intervals: int = WINDOW_INTERVALS
 
     def recommend(self, fleet: Fleet, history: MeasurementHistory) -> Recommendation:
         """Runs the actor. A container for which it returns NaN gets no recommendation."""

@@ -12,6 +12,7 @@ from policy_server.features.scaling import (
     ECONOMY_COLUMN,
     HISTORY_INTERVALS,
     SCALING_SCHEMA,
+    WINDOW_INTERVALS,
     ScalingSchema,
     cpu_demand_cores,
     memory_demand_bytes,
@@ -28,9 +29,9 @@ def row(history: MeasurementHistory, container: int = 0, fleet: Fleet | None = N
 
 
 def test_the_schema() -> None:
-    assert len(SCALING_SCHEMA.container) == 29
+    assert len(SCALING_SCHEMA.container) == 34
     assert SCALING_SCHEMA.container[ECONOMY_COLUMN] == "economy"
-    assert SCALING_SCHEMA.hash == "0be050d42ca67c2a357de1869a01fc20e1d6f8d4ebedb60f90fb1e6affbaa01f"
+    assert SCALING_SCHEMA.hash == "d417fa6963a95636b4966ea50d5136cc28728875c331dc7831ef0eb78ea278d4"
 
 
 def test_any_change_of_the_schema_changes_its_hash() -> None:
@@ -73,6 +74,21 @@ def test_the_formulas() -> None:
     assert found["application_latency"] == pytest.approx(0.5)
     assert found["node_cpu_allocated"] == pytest.approx(2 / 4)
     assert found["economy"] == 0.5
+    usage = np.array([0.1, 0.2, 0.3, 0.5])
+    assert found["cpu_mean"] == pytest.approx(np.log(usage.mean() / 0.5 * 4) / np.log(16))
+    assert found["cpu_peak"] == pytest.approx(0.5)
+    assert found["cpu_variation"] == pytest.approx(usage.std() / (usage.std() + usage.mean()))
+    assert found["throttled_mean"] == pytest.approx(0.15)
+    assert found["memory_peak"] == 0.0
+
+
+def test_the_window_remembers_what_four_intervals_do_not() -> None:
+    intervals = [measured()] * 40
+    intervals[-WINDOW_INTERVALS] = measured(cpu_usage_cores=1.5, memory_usage_bytes=256 * MEBIBYTE)
+    intervals[-WINDOW_INTERVALS - 1] = measured(cpu_usage_cores=9.0, memory_usage_bytes=900 * MEBIBYTE)
+    found = row(MeasurementHistory.of(intervals))
+    assert found["cpu_peak"] == pytest.approx(np.log(3.0 * 4) / np.log(16))
+    assert found["memory_peak"] == pytest.approx(1.0)
 
 
 def test_demand_rises_at_once_and_falls_slowly() -> None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policy_server.cluster.containers import MEASURED, MeasurementHistory
+from policy_server.features.scaling import SCALING_SCHEMA
 from policy_server.policies.scaling import (
     RULE_SCALING_NAMES,
     AutothrottleScaling,
@@ -223,7 +224,7 @@ def test_the_actor_sees_the_features_and_its_economy() -> None:
     policy = ActorScaling(act, economy=0.8)
     recommendation = policy.recommend(fleet_of(3), history_of(3))
     assert isinstance(policy, ScalingPolicy)
-    assert seen[0].shape == (3, 29)
+    assert seen[0].shape == (3, len(SCALING_SCHEMA.container))
     np.testing.assert_allclose(seen[0][:, -1], 0.8)
     np.testing.assert_allclose(recommendation.cpu_cores, 0.5 * np.sqrt(8.0))
 
