@@ -94,13 +94,15 @@ SCALING_SCHEMA = ScalingSchema(
 ECONOMY_COLUMN = SCALING_SCHEMA.container.index("economy")
 
 
-def scaling_features(fleet: Fleet, history: MeasurementHistory, economy: float) -> Float32Array:
+def scaling_features(
+    fleet: Fleet, history: MeasurementHistory, economy: float | Float64Array
+) -> Float32Array:
     """The features of every container.
 
     Args:
         fleet: C containers.
         history: of the same containers.
-        economy: between 0 (latency counts most) and 1 (resources count most).
+        economy: between 0 (latency counts most) and 1 (resources count most); float64 [C], or one for all.
 
     Returns:
         float32 [C, len(SCALING_SCHEMA.container)], all within [0, 1].
@@ -108,7 +110,8 @@ def scaling_features(fleet: Fleet, history: MeasurementHistory, economy: float) 
     Raises:
         ValueError: economy outside [0, 1].
     """
-    if not 0 <= economy <= 1:
+    economies = np.broadcast_to(np.asarray(economy, np.float64), (len(fleet),))
+    if not ((economies >= 0) & (economies <= 1)).all():
         raise ValueError(f"economy: {economy}; must be between 0 and 1")
     usage, limit = _recent(history, "cpu_usage_cores"), _recent(history, "cpu_limit_cores")
     rate = _recent(history, "requests_per_second")
@@ -130,7 +133,7 @@ def scaling_features(fleet: Fleet, history: MeasurementHistory, economy: float) 
             np.bincount(fleet.node, weights=newest_limit, minlength=len(fleet.node_cpu_cores))
             / fleet.node_cpu_cores
         )[fleet.node],
-        np.full(len(fleet), economy),
+        economies,
         _level(cpu_mean / cpu_demand, 0.25, 4.0),
         _level(cpu_peak / cpu_demand, 0.25, 4.0),
         _ratio(cpu_deviation, cpu_deviation + cpu_mean),

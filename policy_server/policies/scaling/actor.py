@@ -62,13 +62,13 @@ class ActorScaling:
 
     Attributes:
         run: float32 [C, features] -> float32 [C, 2], each within [-1, 1].
-        economy: what the operator chooses between latency (0) and allocation (1).
+        economy: what the operator chooses between latency (0) and allocation (1); float64 [C], or one for all.
         name: of the policy.
         version: of the model.
     """
 
     run: Callable[[Float32Array], Float32Array]
-    economy: float = DEFAULT_ECONOMY
+    economy: float | Float64Array = DEFAULT_ECONOMY
     name: str = "td3"
     version: str = "training"
     learned: bool = True

@@ -72,16 +72,17 @@ class AutothrottleScaling:
         )
 
     def _targets(self, fleet: Fleet, usage: Float64Array) -> Float64Array:
-        mean = np.nan_to_num(usage).mean(axis=0)
+        mean = np.nan_to_num(usage).sum(axis=0) / np.maximum(np.isfinite(usage).sum(axis=0), 1)
         group = np.unique(fleet.application, return_inverse=True)[1]
         largest = np.zeros(int(group.max(initial=-1)) + 1)
         np.maximum.at(largest, group, mean)
         return np.where(mean >= 0.5 * largest[group], self.throttle_target, self.low_throttle_target)
 
     def _margin(self, throttled: Float64Array, target: Float64Array) -> Float64Array:
+        """The margin that the window leads to; an interval that was not measured changes nothing."""
         margin = np.full(len(target), self.first_margin)
-        for interval in np.nan_to_num(throttled):
-            margin = np.maximum(0.0, margin + interval - target)
+        for step in np.nan_to_num(throttled - target):
+            margin = np.maximum(0.0, margin + step)
         return margin
 
 

@@ -56,7 +56,9 @@ class ScalingPolicy(Protocol):
 
         Args:
             fleet: C containers.
-            history: of the same containers, of any length; NaN where something was not measured.
+            history: of the same containers, of any length; NaN where something was not measured. Intervals at the
+                old end in which nothing was measured make no difference, so that histories of different lengths
+                can be decided together.
         """
         ...
 

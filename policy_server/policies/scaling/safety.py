@@ -12,7 +12,7 @@ Per resource, in this order (field notes of autoscaler users name what each step
    remembered, and a restarted controller that sees the same input changes nothing;
 7. fit the node: raises, together with what is held, do not exceed it.
 
-What step 3 demands is exempt from steps 1, 2, 5, 6 and 7.
+What step 3 demands is exempt from steps 1, 2, 5, 6 and 7. Memory in use is never cut into, whatever bounds and node say.
 """
 
 from __future__ import annotations
@@ -56,6 +56,12 @@ class ScalingReason(IntEnum):
     """Memory in use plus headroom."""
     OUT_OF_MEMORY = 10
     """Above the limit at which it was killed."""
+    STALE_SAMPLE = 11
+    """Held: the newest measurement is too old."""
+    RESTARTED = 12
+    """Held: restarted a moment ago, so what is measured is its start."""
+    BEST_EFFORT = 13
+    """No recommendation: the pod asks for nothing, and giving it limits would change its class of service."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +116,37 @@ DEFAULT_SETTINGS = ScalingSettings()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Constraints:
+    """What limits single containers, in place of the bounds of the settings.
+
+    Attributes:
+        smallest_cpu_cores: float64 [C].
+        largest_cpu_cores: float64 [C].
+        smallest_memory_bytes: float64 [C].
+        largest_memory_bytes: float64 [C].
+        hold: uint8 [C], why a container is held (a :class:`ScalingReason`), or 0. Memory is raised all the same where
+            step 3 demands it, except of best-effort containers, which get no target.
+    """
+
+    smallest_cpu_cores: Float64Array
+    largest_cpu_cores: Float64Array
+    smallest_memory_bytes: Float64Array
+    largest_memory_bytes: Float64Array
+    hold: NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, settings: ScalingSettings, containers: int) -> Constraints:
+        """The bounds of the settings for all, and nothing held."""
+        return cls(
+            np.full(containers, settings.smallest_cpu_cores),
+            np.full(containers, settings.largest_cpu_cores),
+            np.full(containers, settings.smallest_memory_bytes),
+            np.full(containers, settings.largest_memory_bytes),
+            np.zeros(containers, np.uint8),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class ResourceDecision:
     """One resource of C containers; lower_bound <= target <= upper_bound.
 
@@ -156,8 +193,18 @@ def safe_decisions(
     fleet: Fleet,
     history: MeasurementHistory,
     settings: ScalingSettings = DEFAULT_SETTINGS,
+    constraints: Constraints | None = None,
 ) -> ScalingDecisions:
-    """Applies all steps of the module to both resources."""
+    """Applies all steps of the module to both resources.
+
+    Args:
+        wanted: by the policy.
+        fleet: C containers.
+        history: of the same containers.
+        settings: limits that hold for all.
+        constraints: of single containers; None: those of the settings.
+    """
+    of_each = constraints or Constraints.of(settings, len(fleet))
     warm = np.isfinite(history.column("cpu_usage_cores")).sum(axis=0) >= settings.warm_up_intervals
     memory_usage = history.newest("memory_usage_bytes")
     floor, killed = memory_floor(history, settings)
@@ -170,7 +217,8 @@ def safe_decisions(
         warm,
         no_floor,
         np.zeros(len(fleet), np.bool_),
-        (settings.smallest_cpu_cores, settings.largest_cpu_cores),
+        (of_each.smallest_cpu_cores, of_each.largest_cpu_cores),
+        of_each.hold,
         fleet.node,
         fleet.node_cpu_cores,
         settings,
@@ -183,7 +231,8 @@ def safe_decisions(
         warm,
         floor,
         killed,
-        (settings.smallest_memory_bytes, settings.largest_memory_bytes),
+        (of_each.smallest_memory_bytes, of_each.largest_memory_bytes),
+        of_each.hold,
         fleet.node,
         fleet.node_memory_bytes,
         settings,
@@ -266,7 +315,8 @@ def _decide(
     warm: BoolArray,
     floor: Float64Array,
     killed: BoolArray,
-    bounds: tuple[float, float],
+    bounds: tuple[Float64Array, Float64Array],
+    hold: NDArray[np.uint8],
     node: Int64Array,
     capacity: Float64Array,
     settings: ScalingSettings,
@@ -288,17 +338,22 @@ def _decide(
     held = note(~known, ScalingReason.NOT_MEASURED) | note(
         known & ~warm & limited, ScalingReason.FIRST_INTERVAL
     )
+    if hold.any():
+        held |= hold > 0
+        reason = np.where(hold > 0, hold, reason)
     target = np.where(held, limit, stepped)
 
-    exempt = floor > np.where(np.isnan(target), 0.0, target)
+    best_effort = hold == ScalingReason.BEST_EFFORT
+    exempt = (floor > np.where(np.isnan(target), 0.0, target)) & ~best_effort
     target = np.where(exempt, floor, target)
     note(exempt, ScalingReason.MEMORY_IN_USE)
     note(exempt & killed, ScalingReason.OUT_OF_MEMORY)
 
     moved = ~held | exempt
-    most = np.minimum(high, capacity[node])
+    in_use = np.minimum(np.where(limited, limit, 0.0), floor)
+    most = np.maximum(np.minimum(high, capacity[node]), in_use)
     least = np.minimum(np.maximum(low, floor), most)
-    bounded = np.clip(target, low, high)
+    bounded = np.maximum(np.clip(target, low, high), in_use)
     note(moved & (bounded != target), ScalingReason.BOUNDED)
     note(moved & (bounded > most), ScalingReason.NODE_SIZE)
     target = np.where(moved, np.minimum(bounded, most), target)
@@ -321,10 +376,11 @@ def _decide(
     worthless = within_dead_band(fitted, limit, settings) & (limit >= least)
     target = np.where(cut, np.where(worthless, limit, fitted), target)
 
+    too_small = np.where(exempt, target, np.maximum(low, intended / (1.0 + settings.raise_band)))
     return ResourceDecision(
         target=target,
-        lower_bound=np.minimum(target, np.maximum(low, intended / (1.0 + settings.raise_band))),
+        lower_bound=np.minimum(target, too_small),
         upper_bound=np.maximum(target, np.minimum(high, intended / (1.0 - settings.cut_band))),
-        uncapped_target=wanted,
+        uncapped_target=np.where(best_effort, np.nan, wanted),
         reason=reason,
     )

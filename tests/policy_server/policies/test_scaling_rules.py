@@ -5,11 +5,11 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policy_server.cluster.containers import MEASURED, MeasurementHistory
-from policy_server.features.scaling import SCALING_SCHEMA
+from policy_server.features.scaling import ECONOMY_COLUMN, SCALING_SCHEMA
 from policy_server.policies.scaling import (
     RULE_SCALING_NAMES,
     AutothrottleScaling,
@@ -30,6 +30,9 @@ from policy_server.policies.scaling.actor import (
 from policy_server.policies.scaling.percentile import weighted_percentile
 from tests.policy_server.policies.scaling_fleets import MEBIBYTE, fleet_of, history_of, measured, wants
 
+MEAN_ACTOR = ActorScaling(
+    lambda features: np.tanh(features[:, [0, 4]] - features.mean(axis=1, keepdims=True))
+)
 EVERY_RULE = pytest.mark.parametrize("name", RULE_SCALING_NAMES)
 
 
@@ -90,6 +93,22 @@ def test_containers_do_not_influence_each_other(name: str) -> None:
         alone = rule_scaling(name).recommend(fleet_of(1), MeasurementHistory(values[:, :, row : row + 1]))
         assert alone.cpu_cores[0] == pytest.approx(both.cpu_cores[row])
         assert alone.memory_bytes[0] == pytest.approx(both.memory_bytes[row])
+
+
+@pytest.mark.parametrize("policy", [*map(rule_scaling, RULE_SCALING_NAMES), MEAN_ACTOR], ids=lambda p: p.name)
+@given(st.integers(0, 2**32), st.integers(1, 30), st.integers(1, 30))
+@settings(max_examples=30)
+def test_unmeasured_intervals_at_the_old_end_make_no_difference(
+    policy: ScalingPolicy, seed: int, intervals: int, padding: int
+) -> None:
+    random = np.random.default_rng(seed)
+    values = random.random((len(MEASURED), intervals, 4))
+    values[random.random(values.shape) < 0.1] = np.nan
+    padded = np.concatenate((np.full((len(MEASURED), padding, 4), np.nan), values), axis=1)
+    short = policy.recommend(fleet_of(4), MeasurementHistory(values))
+    long = policy.recommend(fleet_of(4), MeasurementHistory(padded))
+    np.testing.assert_allclose(long.cpu_cores, short.cpu_cores, rtol=1e-6)
+    np.testing.assert_allclose(long.memory_bytes, short.memory_bytes, rtol=1e-6)
 
 
 def test_static_keeps_the_limits() -> None:
@@ -225,7 +244,7 @@ def test_the_actor_sees_the_features_and_its_economy() -> None:
     recommendation = policy.recommend(fleet_of(3), history_of(3))
     assert isinstance(policy, ScalingPolicy)
     assert seen[0].shape == (3, len(SCALING_SCHEMA.container))
-    np.testing.assert_allclose(seen[0][:, -1], 0.8)
+    np.testing.assert_allclose(seen[0][:, ECONOMY_COLUMN], 0.8)
     np.testing.assert_allclose(recommendation.cpu_cores, 0.5 * np.sqrt(8.0))
 
 

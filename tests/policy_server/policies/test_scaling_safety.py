@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from policy_server.policies.scaling import (
 from policy_server.policies.scaling.actor import ActorScaling
 from policy_server.policies.scaling.safety import (
     DEFAULT_SETTINGS,
+    Constraints,
     ScalingReason,
     ScalingSettings,
     fit_nodes,
@@ -148,6 +150,73 @@ def test_a_target_above_the_whole_node_is_capped_and_says_so() -> None:
     assert decisions.memory_bytes.target[0] == pytest.approx(1000 * MEBIBYTE)
     assert decisions.cpu_cores.reason[0] == decisions.memory_bytes.reason[0] == ScalingReason.NODE_SIZE
     assert decisions.cpu_cores.uncapped_target[0] == 1.9
+
+
+def test_a_bound_below_the_memory_in_use_does_not_cut_into_it() -> None:
+    history = history_of(memory_usage_bytes=3000 * MEBIBYTE, memory_limit_bytes=4096 * MEBIBYTE)
+    decision = safe_decisions(wants(1.0, 2048), fleet_of(1), history).memory_bytes
+    assert decision.target[0] == pytest.approx(3300 * MEBIBYTE)
+    tight = history_of(memory_usage_bytes=4000 * MEBIBYTE, memory_limit_bytes=4096 * MEBIBYTE)
+    decision = safe_decisions(wants(1.0, 2048), fleet_of(1, memory=1024 * MEBIBYTE), tight).memory_bytes
+    assert decision.target[0] == 4096 * MEBIBYTE
+    assert decision.reason[0] == ScalingReason.BOUNDED
+
+
+def test_a_kill_at_the_largest_limit_cuts_nothing() -> None:
+    history = history_of(memory_limit_bytes=2048 * MEBIBYTE, oom_kills=1.0)
+    decision = safe_decisions(wants(1.0, 100), fleet_of(1), history).memory_bytes
+    assert decision.target[0] == 2048 * MEBIBYTE
+    assert decision.reason[0] == ScalingReason.BOUNDED
+
+
+# Containers with constraints of their own.
+
+
+def constrained(count: int = 1, **columns: Any) -> Constraints:
+    return replace(
+        Constraints.of(DEFAULT_SETTINGS, count),
+        **{name: np.broadcast_to(value, count).copy() for name, value in columns.items()},
+    )
+
+
+def test_bounds_of_its_own_go_before_those_of_the_settings() -> None:
+    constraints = constrained(
+        2,
+        smallest_cpu_cores=[1.5, 0.1],
+        largest_cpu_cores=[3.0, 1.2],
+        largest_memory_bytes=[300 * MEBIBYTE, 9e9],
+    )
+    decisions = safe_decisions(wants([0.7, 1.9], 700, 2), fleet_of(2), history_of(2), constraints=constraints)
+    np.testing.assert_allclose(decisions.cpu_cores.target, [1.5, 1.2])
+    np.testing.assert_allclose(decisions.memory_bytes.target, np.array([300, 700]) * MEBIBYTE)
+    assert decisions.cpu_cores.reason.tolist() == [ScalingReason.BOUNDED] * 2
+
+
+@pytest.mark.parametrize("reason", [ScalingReason.STALE_SAMPLE, ScalingReason.RESTARTED])
+def test_a_held_container_keeps_its_limits(reason: ScalingReason) -> None:
+    constraints = constrained(2, hold=np.array([reason, 0], np.uint8))
+    decisions = safe_decisions(wants(1.9, 700, 2), fleet_of(2), history_of(2), constraints=constraints)
+    np.testing.assert_allclose(decisions.cpu_cores.target, [1.0, 1.9])
+    np.testing.assert_allclose(decisions.memory_bytes.target, np.array([256, 700]) * MEBIBYTE)
+    assert decisions.cpu_cores.reason[0] == decisions.memory_bytes.reason[0] == reason
+
+
+def test_memory_safety_goes_before_a_hold() -> None:
+    constraints = constrained(hold=np.array([ScalingReason.RESTARTED], np.uint8))
+    history = history_of(memory_usage_bytes=250 * MEBIBYTE)
+    decision = safe_decisions(wants(1.0, 100), fleet_of(1), history, constraints=constraints).memory_bytes
+    assert decision.target[0] == pytest.approx(275 * MEBIBYTE)
+    assert decision.lower_bound[0] == decision.target[0]
+
+
+def test_a_best_effort_container_gets_no_recommendation() -> None:
+    constraints = constrained(hold=np.array([ScalingReason.BEST_EFFORT], np.uint8))
+    history = history_of(cpu_limit_cores=np.nan, memory_limit_bytes=np.nan)
+    decisions = safe_decisions(wants(1.0, 100), fleet_of(1), history, constraints=constraints)
+    for decision in (decisions.cpu_cores, decisions.memory_bytes):
+        for column in ("target", "lower_bound", "upper_bound", "uncapped_target"):
+            assert np.isnan(getattr(decision, column)[0])
+        assert decision.reason[0] == ScalingReason.BEST_EFFORT
 
 
 # Unusable measurements.
@@ -367,7 +436,8 @@ def test_what_holds_whatever_comes_in(
         assert (decision.lower_bound[known] <= target[known]).all()
         assert (target[known] <= decision.upper_bound[known]).all()
         changed = known & (target != limit)
-        most = np.minimum(high, capacity[fleet.node])
+        in_use = np.fmin(np.where(limit > 0, limit, 0.0), least)
+        most = np.maximum(np.minimum(high, capacity[fleet.node]), in_use)
         assert (target[changed] >= np.minimum(low, most)[changed] - 1e-9).all()
         assert (target[changed] <= most[changed] * (1 + 1e-9)).all()
         assert (target[changed] >= np.minimum(least, most)[changed] * (1 - 1e-9)).all()
