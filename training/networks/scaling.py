@@ -54,9 +54,9 @@ class Actor(nn.Module):
         self.standardise = standardise or Standardise(inputs)
         self.layers = perceptron(inputs, hidden, actions)
 
-    def forward(self, observation: Tensor) -> Tensor:
+    def forward(self, features: Tensor) -> Tensor:
         """float32 [rows, inputs] -> float32 [rows, actions]."""
-        return torch.tanh(self.layers(self.standardise(observation)))
+        return torch.tanh(self.layers(self.standardise(features)))
 
 
 class Critic(nn.Module):

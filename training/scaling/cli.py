@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,10 +11,11 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from training.hyperparameters import given_hyperparameters, hyperparameter_options
+from training.hyperparameters import command_line, given_hyperparameters, hyperparameter_options
+from training.options import bundle_options, recorded_evaluations, run_option
 from training.progress import progress_bar
+from training.scaling.config import ScalingTrainingConfig
 from training.scaling.contenders import CONTENDER_NAMES
-from training.scaling.training import ScalingTrainingConfig
 from training.scaling.tuning import GRIDS, TunedRule
 from training.scaling.workload import Load
 
@@ -44,13 +44,7 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print the f
 
 
 @click.command("scale")
-@click.option(
-    "--run",
-    "folder",
-    type=click.Path(path_type=Path, file_okay=False),
-    required=True,
-    help="Folder of checkpoints, history and TensorBoard events.",
-)
+@run_option("Folder of checkpoints, history and TensorBoard events.")
 @click.option("--resume", is_flag=True, help="Go on from the run's checkpoint.")
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="CPU threads of torch.")
 @_application_option
@@ -130,7 +124,11 @@ def scale_command(
 
 @click.command("scale")
 @click.option(
-    "--load", type=click.Choice([load.value for load in Load]), default=Load.NORMAL.value, show_default=True
+    "--load",
+    type=click.Choice([load.value for load in Load]),
+    default=Load.NORMAL.value,
+    show_default=True,
+    help="How much the application is offered.",
 )
 @click.option("--seeds", type=click.IntRange(2), default=10, show_default=True, help="Held-out seeds.")
 @click.option("--policies", help=f"Comma-separated names.  [default: {','.join(CONTENDER_NAMES)}]")
@@ -147,7 +145,13 @@ def scale_command(
 )
 @_models_option
 @_application_option
-@click.option("--processes", type=click.IntRange(1), default=2, show_default=True)
+@click.option(
+    "--processes",
+    type=click.IntRange(1),
+    default=2,
+    show_default=True,
+    help="Policies evaluated side by side.",
+)
 @_json_option
 def evaluate_scale_command(
     load: str,
@@ -229,30 +233,8 @@ def evaluate_scale_command(
 
 
 @click.command("export-scale")
-@click.option(
-    "--run",
-    "folder",
-    type=click.Path(path_type=Path, file_okay=False),
-    required=True,
-    help="Folder of the run.",
-)
-@click.option(
-    "--models",
-    "root",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("exported_models"),
-    show_default=True,
-    help="Root of the model bundles.",
-)
-@click.option("--version", required=True, help="Semantic version of the bundle; a version never changes.")
-@click.option(
-    "--evaluation",
-    "evaluations",
-    type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    multiple=True,
-    help="JSON output of `policy-train evaluate scale` to record in the manifest; may be repeated.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the bundle's folder as JSON.")
+@run_option("Folder of the run.")
+@bundle_options
 def export_scale_command(
     folder: Path, root: Path, version: str, evaluations: tuple[Path, ...], as_json: bool
 ) -> None:
@@ -284,10 +266,7 @@ def export_scale_command(
                 steps=int(figures["transitions"]),
                 wall_seconds=figures["seconds"],
             ),
-            evaluation={
-                "validation": figures,
-                **{path.stem: json.loads(path.read_text()) for path in evaluations},
-            },
+            evaluation={"validation": figures, **recorded_evaluations(evaluations)},
         )
     except (RunError, ExportError, BundleError) as error:
         raise click.ClickException(str(error)) from None
@@ -346,13 +325,7 @@ def tune_scale_command(
 
 def training_command(config: ScalingTrainingConfig) -> str:
     """The command line that trains with this configuration: every value that differs from its default."""
-    words = ["policy-train", "scale", "--run", "RUN"]
-    defaults = asdict(ScalingTrainingConfig())
-    for name, value in asdict(config).items():
-        if value != defaults[name]:
-            for item in value if isinstance(value, tuple) else (value,):
-                words += [f"--{name.replace('_', '-')}", str(item)]
-    return shlex.join(words)
+    return command_line(("policy-train", "scale", "--run", "RUN"), config)
 
 
 def _application(file: Path | None) -> Application:

@@ -9,7 +9,7 @@ from policy_server.features.scaling import DEFAULT_ECONOMY
 from policy_server.policies.scaling import RULE_SCALING_NAMES, ScalingPolicy, rule_scaling
 from policy_server.policies.scaling.onnx import onnx_scaling
 from policy_server.runtime.bundle import find_bundles
-from training.scaling.learners import Algorithm
+from training.scaling.config import Algorithm
 from training.scaling.loop import PROVISIONED_HEADROOM
 
 STATIC_HEADROOM = 3.5

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 
 from policy_server.features.scaling import SCALING_SCHEMA
@@ -19,7 +18,7 @@ from policy_server.runtime.goldens import Golden
 from policy_server.runtime.manifest import TrainingRecord
 from policy_server.runtime.scaling_graph import ACTOR, scaling_signature
 from policy_server.runtime.session import ModelSession
-from training.export import OPSET, TOLERANCE, ExportError, _anonymous, _quiet_exporter
+from training.export import ExportError, require_agreement, run_torch, to_onnx
 
 SIZES = (1, 2, 3, 50, 1000)
 _GOLDEN_SIZES = (1, 50)
@@ -41,41 +40,19 @@ def export_scaling(policy: nn.Module, seed: int = 0) -> tuple[bytes, list[Golden
     policy.eval()
     signature = scaling_signature()
     width = len(SCALING_SCHEMA.container)
-    with _quiet_exporter():
-        program = torch.onnx.export(
-            policy,
-            (torch.zeros(3, width),),
-            dynamo=True,
-            opset_version=OPSET,
-            input_names=[tensor.name for tensor in signature.inputs],
-            output_names=[tensor.name for tensor in signature.outputs],
-            dynamic_shapes=({0: torch.export.Dim.DYNAMIC},),
-            verbose=False,
-        )
-        if program is None:
-            raise ExportError("torch.onnx.export returned nothing")
-        program.optimize()
-    model: bytes = _anonymous(program.model_proto).SerializeToString()
-    session = ModelSession(model)
     random = np.random.default_rng(seed)
+    model = to_onnx(policy, {"features": np.zeros((3, width), np.float32)}, signature, ACTOR)
+    session = ModelSession(model)
     goldens = []
-    for size in SIZES:
-        features = random.random((size, width), np.float32)
-        with torch.no_grad():
-            expected = policy(torch.from_numpy(features)).numpy()
-        action = session.run({"features": features})[0]
-        difference = float(np.abs(action - expected).max())
-        if not difference <= TOLERANCE:
-            raise ExportError(
-                f"{size} containers: actions of torch and ONNX Runtime differ by {difference:.2e}, more than "
-                f"{TOLERANCE:.0e}; do not ship this graph"
-            )
-        if not np.abs(expected).max() <= 1.0:
-            raise ExportError(
-                f"{size} containers: an action is {np.abs(expected).max():.3g}, outside [-1, 1]"
-            )
+    for case, size in enumerate(SIZES):
+        inputs = {"features": random.random((size, width), np.float32)}
+        expected = run_torch(policy, inputs, ("action",))
+        require_agreement(ACTOR, case, expected, {"action": session.run(inputs)[0]})
+        largest = np.abs(expected["action"]).max()
+        if not largest <= 1.0:
+            raise ExportError(f"{ACTOR}, case {case}: an action is {largest:.3g}, outside [-1, 1]")
         if size in _GOLDEN_SIZES:
-            goldens.append(Golden(ACTOR, {"features": features}, {"action": expected}))
+            goldens.append(Golden(ACTOR, inputs, expected))
     return model, goldens
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,37 +15,11 @@ from training.algorithms.dqn import DQN, DQNSettings
 from training.algorithms.td3 import TD3, TD3Settings
 from training.algorithms.transitions import Transitions
 from training.networks.scaling import Actor, Critic, LevelCritic
+from training.scaling.config import Algorithm, ScalingTrainingConfig
 
 ACTIONS = 2
 CPU_LEVELS = 9
 MEMORY_LEVELS = 3
-
-
-class Algorithm(StrEnum):
-    """What learns."""
-
-    TD3 = "td3"
-    DDPG = "ddpg"
-    DQN = "dqn"
-
-
-@dataclass(frozen=True)
-class LearnerSettings:
-    """Hyperparameters that all three share.
-
-    Attributes:
-        learning_rate: of all networks, at the beginning.
-        discount: of costs.
-        actor_hidden: widths of the actor's hidden layers.
-        critic_hidden: widths of a critic's hidden layers.
-        behaviour_cloning: weight of staying near the log while learning from it (actor-critic algorithms).
-    """
-
-    learning_rate: float = 5e-4
-    discount: float = 0.9
-    actor_hidden: tuple[int, ...] = (64, 64)
-    critic_hidden: tuple[int, ...] = (96, 96)
-    behaviour_cloning: float = 0.1
 
 
 class Learner(Protocol):
@@ -82,32 +54,35 @@ class Learner(Protocol):
         ...
 
 
-def new_learner(algorithm: Algorithm, settings: LearnerSettings) -> Learner:
+def new_learner(config: ScalingTrainingConfig) -> Learner:
     """A fresh learner; torch's global seed decides its weights."""
     features = len(SCALING_SCHEMA.container)
 
     def actor() -> Actor:
-        return Actor(features, ACTIONS, settings.actor_hidden)
+        return Actor(features, ACTIONS, config.actor_hidden)
 
     def critic() -> Critic:
-        return Critic(features, ACTIONS, settings.critic_hidden)
+        return Critic(features, ACTIONS, config.critic_hidden)
 
-    if algorithm is Algorithm.TD3:
-        td3 = TD3Settings(learning_rate=settings.learning_rate, discount=settings.discount)
-        return _ActorCriticLearner(TD3(actor(), (critic(), critic()), td3), settings)
-    if algorithm is Algorithm.DDPG:
-        ddpg = DDPGSettings(learning_rate=settings.learning_rate, discount=settings.discount)
-        return _ActorCriticLearner(DDPG(actor(), critic(), ddpg), settings)
-    dqn = DQNSettings(learning_rate=settings.learning_rate, discount=settings.discount)
-    return _LevelLearner(DQN(LevelCritic(features, CPU_LEVELS * MEMORY_LEVELS, settings.critic_hidden), dqn))
+    match Algorithm(config.algorithm):
+        case Algorithm.TD3:
+            td3 = TD3Settings(learning_rate=config.learning_rate, discount=config.discount)
+            return _ActorCriticLearner(TD3(actor(), (critic(), critic()), td3), config.behaviour_cloning)
+        case Algorithm.DDPG:
+            ddpg = DDPGSettings(learning_rate=config.learning_rate, discount=config.discount)
+            return _ActorCriticLearner(DDPG(actor(), critic(), ddpg), config.behaviour_cloning)
+        case Algorithm.DQN:
+            dqn = DQNSettings(learning_rate=config.learning_rate, discount=config.discount)
+            levels = LevelCritic(features, CPU_LEVELS * MEMORY_LEVELS, config.critic_hidden)
+            return _LevelLearner(DQN(levels, dqn))
 
 
 class _ActorCriticLearner:
     """TD3 or DDPG."""
 
-    def __init__(self, algorithm: TD3 | DDPG, settings: LearnerSettings) -> None:
+    def __init__(self, algorithm: TD3 | DDPG, behaviour_cloning: float) -> None:
         self._algorithm = algorithm
-        self._settings = settings
+        self._behaviour_cloning = behaviour_cloning
 
     def act(self, observation: Float32Array) -> Float32Array:
         action: Float32Array = self._algorithm.act(torch.from_numpy(observation)).numpy()
@@ -117,7 +92,7 @@ class _ActorCriticLearner:
         return action
 
     def learn(self, batch: Transitions, *, from_log: bool) -> dict[str, float]:
-        weight = self._settings.behaviour_cloning if from_log else 0.0
+        weight = self._behaviour_cloning if from_log else 0.0
         losses = self._algorithm.update(batch, behaviour_cloning=weight)
         return {"critic": losses.critic, "actor": losses.actor, "mean_value": losses.mean_value}
 
@@ -144,9 +119,9 @@ class LevelPolicy(nn.Module):
         self.critic = critic
         self.register_buffer("actions", torch.from_numpy(level_actions()))
 
-    def forward(self, observation: Tensor) -> Tensor:
+    def forward(self, features: Tensor) -> Tensor:
         """float32 [n, features] -> float32 [n, 2]."""
-        action: Tensor = self.actions[self.critic(observation).argmax(dim=1)]
+        action: Tensor = self.actions[self.critic(features).argmax(dim=1)]
         return action
 
 

@@ -10,13 +10,10 @@ Validation on fixed training episodes chooses the policy that is kept; nothing h
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -24,63 +21,26 @@ import torch
 from policy_server.cluster.snapshot import Float32Array
 from policy_server.features.scaling import DEFAULT_ECONOMY, ECONOMY_COLUMN, scaling_features
 from policy_server.policies.scaling.actor import ActorScaling, action_to_recommendation
-from training.checkpoints import CHECKPOINT_FILE, CONFIG_FILE, HISTORY_FILE, RunError
+from training.checkpoints import (
+    CHECKPOINT_FILE,
+    RunError,
+    create_run,
+    read_config,
+    read_history,
+    write_config,
+    write_history,
+    write_tensors,
+)
 from training.scaling.application import Application
 from training.scaling.behaviour import HeldNoise, LoggedOperator
+from training.scaling.config import ScalingTrainingConfig
 from training.scaling.episodes import Episode, EpisodeSource
-from training.scaling.learners import Algorithm, Learner, LearnerSettings, new_learner
+from training.scaling.learners import Learner, new_learner
 from training.scaling.loop import ScalingLoop
 from training.scaling.replay import ScalingReplay
 from training.scaling.trials import run_trials
 
 POLICY_FILE = "policy.pt"
-
-
-@dataclass(frozen=True)
-class ScalingTrainingConfig:
-    """Everything a run depends on."""
-
-    algorithm: Literal["td3", "ddpg", "dqn"] = "td3"
-    """what learns"""
-    seed: int = 1
-    """of all random numbers"""
-    instances: int = 24
-    """applications simulated side by side"""
-    episode_seconds: int = 900
-    """simulated time of an episode"""
-    log_episodes: int = 12
-    """episodes of the logged history"""
-    log_updates: int = 6000
-    """updates from the log alone"""
-    episodes: int = 80
-    """online episodes"""
-    updates_per_interval: int = 4
-    """updates per online interval"""
-    batch_size: int = 512
-    """transitions of one update"""
-    replay_capacity: int = 1_500_000
-    """transitions kept"""
-    work_variation: float = 0.3
-    """how much the work of services varies between instances (standard deviation of the logarithm)"""
-    validate_every: int = 5
-    """online episodes between validations"""
-    learning_rate: float = 5e-4
-    """at the beginning; falls linearly to a tenth while online"""
-    discount: float = 0.9
-    """of costs: a limit is revised every interval, so little reaches further than a minute"""
-    actor_hidden: tuple[int, ...] = (64, 64)
-    """widths of the actor's hidden layers"""
-    critic_hidden: tuple[int, ...] = (96, 96)
-    """widths of a critic's hidden layers"""
-    behaviour_cloning: float = 0.1
-    """weight of staying near the log while learning from it (actor-critic algorithms)"""
-
-    @property
-    def learner(self) -> LearnerSettings:
-        """What the learner needs of it."""
-        return LearnerSettings(
-            self.learning_rate, self.discount, self.actor_hidden, self.critic_hidden, self.behaviour_cloning
-        )
 
 
 @dataclass
@@ -123,7 +83,7 @@ def train(
 
     Args:
         application: to control.
-        config: of a new run; must be the folder's own when resuming.
+        config: of the run; a resumed run goes on with it and records it, and its networks keep their size.
         folder: of the run.
         resume: go on from the folder's checkpoint.
         on_progress: told about every step.
@@ -132,11 +92,12 @@ def train(
         RunError: the folder holds a run already, or none to go on from.
     """
     torch.manual_seed(config.seed)
-    state = ScalingTrainingState(new_learner(Algorithm(config.algorithm), config.learner))
+    state = ScalingTrainingState(new_learner(config))
     if resume:
         _restore(folder, state)
+        write_config(folder, config)
     else:
-        _create(folder, config)
+        create_run(folder, config)
     trainer = _Trainer(application, config, folder, state, on_progress)
     trainer.run()
     return state
@@ -146,19 +107,9 @@ def load_config(folder: Path) -> ScalingTrainingConfig:
     """The configuration of a run.
 
     Raises:
-        RunError: there is none, or it was written by another version.
+        RunError: see :func:`training.checkpoints.read_config`.
     """
-    path = folder / CONFIG_FILE
-    if not path.is_file():
-        raise RunError(f"{folder}: holds no {CONFIG_FILE}; train into it first with `policy-train scale`")
-    values: dict[str, Any] = json.loads(path.read_text())
-    try:
-        arguments: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
-        }
-        return ScalingTrainingConfig(**arguments)
-    except TypeError as error:
-        raise RunError(f"{path}: {error}; it was written by another version of the training code") from None
+    return read_config(folder, ScalingTrainingConfig, "policy-train scale")
 
 
 def load_policy(folder: Path) -> tuple[ScalingTrainingConfig, torch.nn.Module, dict[str, float]]:
@@ -172,7 +123,7 @@ def load_policy(folder: Path) -> tuple[ScalingTrainingConfig, torch.nn.Module, d
     if not path.is_file():
         raise RunError(f"{folder}: holds no {POLICY_FILE}; train until the first validation")
     saved = torch.load(path, weights_only=True)
-    module = new_learner(Algorithm(config.algorithm), config.learner).policy_module()
+    module = new_learner(config).policy_module()
     try:
         module.load_state_dict(saved["policy"])
     except RuntimeError as error:
@@ -215,7 +166,7 @@ class _Trainer:
             self._validate()
         while state.episode < config.episodes:
             progress = state.episode / config.episodes
-            state.learner.set_learning_rate(config.learner.learning_rate * (1.0 - 0.9 * progress))
+            state.learner.set_learning_rate(config.learning_rate * (1.0 - 0.9 * progress))
             self._online_episode(config.log_episodes + state.episode, disturbance=0.25 - 0.2 * progress)
             state.episode += 1
             state.seconds = spent + time.monotonic() - started
@@ -303,11 +254,11 @@ class _Trainer:
         state.history.append({**self._figures})
         if figures["validation_cost"] < state.best_cost:
             state.best_cost = figures["validation_cost"]
-            _save(
+            write_tensors(
                 self._folder / POLICY_FILE,
                 {"policy": state.learner.policy_module().state_dict(), "figures": figures},
             )
-        _save(
+        write_tensors(
             self._folder / CHECKPOINT_FILE,
             {
                 "learner": state.learner.state(),
@@ -317,15 +268,7 @@ class _Trainer:
                 "best_cost": state.best_cost,
             },
         )
-        with (self._folder / HISTORY_FILE).open("w") as history:
-            history.writelines(json.dumps(row) + "\n" for row in state.history)
-
-
-def _create(folder: Path, config: ScalingTrainingConfig) -> None:
-    if (folder / CONFIG_FILE).exists():
-        raise RunError(f"{folder}: holds a run already; go on with --resume, or choose another folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / CONFIG_FILE).write_text(json.dumps(asdict(config), indent=2) + "\n")
+        write_history(self._folder, state.history)
 
 
 def _restore(folder: Path, state: ScalingTrainingState) -> None:
@@ -341,13 +284,4 @@ def _restore(folder: Path, state: ScalingTrainingState) -> None:
     state.transitions = int(saved["transitions"])
     state.seconds = float(saved["seconds"])
     state.best_cost = float(saved["best_cost"])
-    history = folder / HISTORY_FILE
-    if history.is_file():
-        state.history = [json.loads(line) for line in history.read_text().splitlines()]
-
-
-def _save(path: Path, content: dict[str, Any]) -> None:
-    """In one step: a crash leaves the old file or the new one."""
-    partial = path.with_suffix(".partial")
-    torch.save(content, partial)
-    os.replace(partial, path)
+    state.history = read_history(folder)

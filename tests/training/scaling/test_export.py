@@ -12,8 +12,9 @@ from policy_server.policies.scaling.onnx import onnx_scaling
 from policy_server.runtime.bundle import BundleError, load_bundle
 from policy_server.runtime.manifest import TrainingRecord
 from training.export import ExportError
+from training.scaling.config import Algorithm, ScalingTrainingConfig
 from training.scaling.export import export_scaling, write_scaling_bundle
-from training.scaling.learners import Algorithm, LearnerSettings, level_actions, nearest_level, new_learner
+from training.scaling.learners import level_actions, nearest_level, new_learner
 
 FEATURES = len(SCALING_SCHEMA.container)
 RECORD = TrainingRecord(
@@ -36,7 +37,7 @@ def _seeded() -> None:
 def test_every_algorithm_becomes_a_bundle_that_acts_like_the_learner(
     algorithm: Algorithm, tmp_path: Path
 ) -> None:
-    learner = new_learner(algorithm, LearnerSettings())
+    learner = new_learner(ScalingTrainingConfig(algorithm=algorithm.value))
     path = write_scaling_bundle(
         learner.policy_module(),
         tmp_path,

@@ -21,13 +21,13 @@ from training.scaling.cli import (
     training_command,
     tune_scale_command,
 )
+from training.scaling.config import Algorithm, ScalingTrainingConfig
 from training.scaling.contenders import CONTENDER_NAMES, contender
 from training.scaling.episodes import EpisodeSource
-from training.scaling.learners import Algorithm
 from training.scaling.loop import ScalingLoop
 from training.scaling.objective import prices
 from training.scaling.replay import LARGEST_COST, REWARD_SCALE, ScalingReplay
-from training.scaling.training import ScalingTrainingConfig, load_config, load_policy, train
+from training.scaling.training import load_config, load_policy, train
 
 TINY = ScalingTrainingConfig(
     instances=3, episode_seconds=100, log_episodes=1, log_updates=10, episodes=2, updates_per_interval=1,
