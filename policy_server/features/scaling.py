@@ -28,7 +28,6 @@ Of the last ``WINDOW_INTERVALS``, for four intervals say little of how much a co
 - ``cpu_peak``: level(largest usage / demand; 1/4, 4).
 - ``cpu_variation``: v / (1 + v) of the usage's coefficient of variation v.
 - ``throttled_mean``: mean share of throttled periods.
-- ``memory_peak``: level(largest working set / memory demand; 1, 2).
 
 What was not measured is taken from the next newer interval, at the new end from the next older one, and is 0 where
 nothing is known at all.
@@ -88,7 +87,6 @@ SCALING_SCHEMA = ScalingSchema(
         "cpu_peak",
         "cpu_variation",
         "throttled_mean",
-        "memory_peak",
     )
 )
 ECONOMY_COLUMN = SCALING_SCHEMA.container.index("economy")
@@ -138,7 +136,6 @@ def scaling_features(
         _level(cpu_peak / cpu_demand, 0.25, 4.0),
         _ratio(cpu_deviation, cpu_deviation + cpu_mean),
         _statistics(history, "throttled_fraction")[0],
-        _level(_statistics(history, "memory_usage_bytes")[2] / memory_demand_bytes(history), 1.0, 2.0),
     )
     rows = (
         _ratio(usage, limit),
@@ -163,8 +160,11 @@ def cpu_demand_cores(history: MeasurementHistory) -> Float64Array:
 
 
 def memory_demand_bytes(history: MeasurementHistory) -> Float64Array:
-    """float64 [C]: the largest working set of the last four intervals, at least one mebibyte."""
-    demand: Float64Array = np.maximum(_recent(history, "memory_usage_bytes").max(axis=0), _MEBIBYTE)
+    """float64 [C]: the largest working set of the window, at least one mebibyte.
+
+    Too little memory kills, and freeing it saves little, so memory falls more slowly than CPU.
+    """
+    demand: Float64Array = np.maximum(_statistics(history, "memory_usage_bytes")[2], _MEBIBYTE)
     return demand
 
 

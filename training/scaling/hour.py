@@ -9,13 +9,17 @@ from pathlib import Path
 
 import numpy as np
 
+from policy_server.cluster.containers import Fleet, MeasurementHistory
 from policy_server.cluster.snapshot import Float64Array, Int64Array
 from training.scaling.application import Application
-from training.scaling.contenders import Contender
-from training.scaling.loop import ScalingLoop
+from training.scaling.loop import PROVISIONED_HEADROOM, ScalingLoop
 from training.scaling.simulation import latency_quantile
 from training.scaling.workload import LEVELS, Load, load_curves, offered_rates
 from training.workloads.seeds import held_out_seed
+
+
+Controller = Callable[[Fleet, MeasurementHistory], tuple[Float64Array, Float64Array]]
+"""Decides limits from what was measured: float64 [C] cores and [C] bytes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,11 +30,12 @@ class Hour:
         seconds: float64 [n], end of each interval.
         requests_per_second: float64 [n].
         latency_counts: int64 [n, bins].
-        violations: float64 [n].
+        violations: float64 [n], requests slower than the objective or failed.
         cpu_cores: float64 [n], allocated.
         cpu_usage_cores: float64 [n].
         memory_bytes: float64 [n], allocated.
         changes: float64 [n], limits changed.
+        latency_seconds: float64 [n], sum over the requests.
     """
 
     seconds: Float64Array
@@ -41,6 +46,7 @@ class Hour:
     cpu_usage_cores: Float64Array
     memory_bytes: Float64Array
     changes: Float64Array
+    latency_seconds: Float64Array
 
     @property
     def p99_latency_seconds(self) -> Float64Array:
@@ -50,16 +56,16 @@ class Hour:
 
 def bursty_hour(
     application: Application,
-    contenders: Mapping[str, Contender],
+    controllers: Mapping[str, Controller],
     load: Load = Load.NORMAL,
     *,
     on_interval: Callable[[str, int, int], None] = lambda name, done, total: None,
 ) -> dict[str, Hour]:
-    """Every contender through the same hour: same arrivals, same work.
+    """Every controller through the same hour, from the same limits: same arrivals, same work.
 
     Args:
         application: under control.
-        contenders: by name.
+        controllers: by name of the policy.
         load: how much is offered.
         on_interval: told the policy, the intervals done and their total.
     """
@@ -68,8 +74,8 @@ def bursty_hour(
     level = LEVELS[load]
     rates = offered_rates(curve, application.mean_rate_per_second * level, seed)[None]
     return {
-        name: _run(application, chosen, seed, rates, level, partial(on_interval, name))
-        for name, chosen in contenders.items()
+        name: _run(application, controller, seed, rates, level, partial(on_interval, name))
+        for name, controller in controllers.items()
     }
 
 
@@ -92,7 +98,7 @@ def plot_bursty_hour(path: Path, application: Application, hours: Mapping[str, H
 
 def _run(
     application: Application,
-    chosen: Contender,
+    controller: Controller,
     seed: int,
     rates: Float64Array,
     level: float,
@@ -102,7 +108,7 @@ def _run(
         application,
         [seed],
         rates,
-        provisioned_headroom=chosen.provisioned_headroom,
+        provisioned_headroom=PROVISIONED_HEADROOM,
         provisioned_level=level,
     )
     total = loop.intervals_left
@@ -112,7 +118,7 @@ def _run(
     counts = []
     interval_seconds = loop.simulation.interval_seconds
     for done in range(1, total + 1):
-        step = loop.step(chosen.policy.recommend(loop.fleet, loop.history))
+        step = loop.apply(*controller(loop.fleet, loop.history))
         outcome = step.outcome
         counts.append(outcome.latency_counts[0])
         for name, value in (
@@ -123,6 +129,7 @@ def _run(
             ("cpu_usage_cores", outcome.cpu_usage_cores.sum()),
             ("memory_bytes", loop.simulation.memory_bytes.sum()),
             ("changes", step.costs.changes.sum()),
+            ("latency_seconds", outcome.latency_seconds[0]),
         ):
             columns[name].append(float(value))
         on_interval(done, total)

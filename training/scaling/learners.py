@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from policy_server.cluster.snapshot import Float32Array
-from policy_server.features.scaling import SCALING_SCHEMA
+from policy_server.features.scaling import DEFAULT_ECONOMY, SCALING_SCHEMA
+from policy_server.policies.scaling.actor import ActorScaling
 from training.algorithms.ddpg import DDPG, DDPGSettings
 from training.algorithms.dqn import DQN, DQNSettings
 from training.algorithms.td3 import TD3, TD3Settings
@@ -26,7 +27,7 @@ class Learner(Protocol):
     """What the training loop needs of an algorithm."""
 
     def act(self, observation: Float32Array) -> Float32Array:
-        """float32 [n, features] -> float32 [n, 2]: the policy's actions."""
+        """float32 [n, features] -> float32 [n, 2]: the actions to learn from next."""
         ...
 
     def executable(self, action: Float32Array) -> Float32Array:
@@ -42,7 +43,7 @@ class Learner(Protocol):
         ...
 
     def policy_module(self) -> nn.Module:
-        """Observation float32 [n, features] -> action float32 [n, 2], for export."""
+        """Features float32 [n, features] -> action float32 [n, 2]: what has been learned, to be used."""
         ...
 
     def state(self) -> dict[str, Any]:
@@ -77,6 +78,17 @@ def new_learner(config: ScalingTrainingConfig) -> Learner:
             return _LevelLearner(DQN(levels, dqn))
 
 
+def torch_scaling(module: nn.Module, economy: float = DEFAULT_ECONOMY) -> ActorScaling:
+    """A policy module as a scaling policy, without an export."""
+
+    @torch.no_grad()
+    def run(features: Float32Array) -> Float32Array:
+        action: Float32Array = module(torch.from_numpy(features)).numpy()
+        return action
+
+    return ActorScaling(run, economy)
+
+
 class _ActorCriticLearner:
     """TD3 or DDPG."""
 
@@ -100,7 +112,8 @@ class _ActorCriticLearner:
         self._algorithm.set_learning_rate(rate)
 
     def policy_module(self) -> nn.Module:
-        return self._algorithm.actor
+        # The moving average of the actor is steadier than the actor after any one update.
+        return self._algorithm.target_actor
 
     def state(self) -> dict[str, Any]:
         return self._algorithm.state()

@@ -12,7 +12,6 @@ from policy_server.cluster.snapshot import Float64Array
 from policy_server.policies.scaling.policy import Recommendation
 from policy_server.policies.scaling.safety import (
     DEFAULT_SETTINGS,
-    ScalingDecisions,
     ScalingSettings,
     safe_decisions,
 )
@@ -31,12 +30,10 @@ class Step:
     """One interval of B applications.
 
     Attributes:
-        decisions: what was decided before it, of all B * S containers.
         outcome: what happened in it.
         costs: what it cost.
     """
 
-    decisions: ScalingDecisions
     outcome: IntervalOutcome
     costs: CostParts
 
@@ -101,12 +98,14 @@ class ScalingLoop:
     def step(self, wanted: Recommendation) -> Step:
         """Makes the recommendation safe, applies it and simulates the next interval."""
         decisions = safe_decisions(wanted, self.fleet, self.history, self.settings)
+        return self.apply(decisions.cpu_cores.target, decisions.memory_bytes.target)
+
+    def apply(self, cpu_cores: Float64Array, memory_bytes: Float64Array) -> Step:
+        """Applies limits, float64 [B * S] each, and simulates the next interval."""
         simulation = self.simulation
         before = (simulation.cpu_cores, simulation.memory_bytes)
         shape = before[0].shape
-        simulation.resize(
-            decisions.cpu_cores.target.reshape(shape), decisions.memory_bytes.target.reshape(shape)
-        )
+        simulation.resize(cpu_cores.reshape(shape), memory_bytes.reshape(shape))
         changed = np.stack((simulation.cpu_cores != before[0], simulation.memory_bytes != before[1]), axis=2)
         outcome = self._advance()
         self.history = self.history.extended(self._measure(outcome), HISTORY_KEPT_INTERVALS)
@@ -117,7 +116,7 @@ class ScalingLoop:
             simulation.memory_bytes,
             changed,
         )
-        return Step(decisions, outcome, costs)
+        return Step(outcome, costs)
 
     def _advance(self) -> IntervalOutcome:
         outcome = self.simulation.advance(self._rates[:, self._position])

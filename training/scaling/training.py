@@ -20,7 +20,7 @@ import torch
 
 from policy_server.cluster.snapshot import Float32Array
 from policy_server.features.scaling import DEFAULT_ECONOMY, ECONOMY_COLUMN, scaling_features
-from policy_server.policies.scaling.actor import ActorScaling, action_to_recommendation
+from policy_server.policies.scaling.actor import action_to_recommendation
 from training.checkpoints import (
     CHECKPOINT_FILE,
     RunError,
@@ -35,7 +35,7 @@ from training.scaling.application import Application
 from training.scaling.behaviour import HeldNoise, LoggedOperator
 from training.scaling.config import ScalingTrainingConfig
 from training.scaling.episodes import Episode, EpisodeSource
-from training.scaling.learners import Learner, new_learner
+from training.scaling.learners import Learner, new_learner, torch_scaling
 from training.scaling.loop import ScalingLoop
 from training.scaling.replay import ScalingReplay
 from training.scaling.trials import run_trials
@@ -234,7 +234,7 @@ class _Trainer:
 
     def _validate(self) -> None:
         state = self._state
-        policy = ActorScaling(state.learner.act, economy=DEFAULT_ECONOMY)
+        policy = torch_scaling(state.learner.policy_module())
         results = run_trials(
             self._application, policy, self._source.validation(4, self._config.episode_seconds, 1.0)
         )

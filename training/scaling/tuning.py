@@ -32,7 +32,7 @@ GRIDS: Mapping[str, Mapping[str, Sequence[Any]]] = {
     "threshold": {
         "target_utilisation": (0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65),
         "history_intervals": (2, 6, 12, 24, 48),
-        "target_memory_utilisation": (0.8, 0.7),
+        "target_memory_utilisation": (0.87, 0.8, 0.7),
     },
     "percentile": {
         "percentile": (0.9, 0.95, 1.0),
@@ -44,7 +44,7 @@ GRIDS: Mapping[str, Mapping[str, Sequence[Any]]] = {
         "throttle_target": (0.003, 0.01, 0.03, 0.06),
         "low_throttle_target": (0.003, 0.01, 0.02, 0.04),
         "usage_intervals": (3, 6, 12),
-        "memory_margin": (0.3, 0.6),
+        "memory_margin": (0.15, 0.3),
     },
 }
 _RULES: Mapping[str, ScalingPolicy] = {

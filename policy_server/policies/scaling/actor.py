@@ -19,7 +19,7 @@ from policy_server.features.scaling import (
 from policy_server.policies.scaling.policy import Recommendation
 
 CPU_FACTORS = (1.0, 8.0)
-MEMORY_FACTORS = (1.05, 2.5)
+MEMORY_FACTORS = (1.15, 2.0)
 
 
 def action_to_recommendation(action: Float32Array, history: MeasurementHistory) -> Recommendation:

@@ -29,9 +29,9 @@ def row(history: MeasurementHistory, container: int = 0, fleet: Fleet | None = N
 
 
 def test_the_schema() -> None:
-    assert len(SCALING_SCHEMA.container) == 34
+    assert len(SCALING_SCHEMA.container) == 33
     assert SCALING_SCHEMA.container[ECONOMY_COLUMN] == "economy"
-    assert SCALING_SCHEMA.hash == "d417fa6963a95636b4966ea50d5136cc28728875c331dc7831ef0eb78ea278d4"
+    assert SCALING_SCHEMA.hash == "b244c15d0eb27e0df1dcc4d3cf6d17efec5cee58042be96621e5a1b9e45707d4"
 
 
 def test_any_change_of_the_schema_changes_its_hash() -> None:
@@ -79,16 +79,14 @@ def test_the_formulas() -> None:
     assert found["cpu_peak"] == pytest.approx(0.5)
     assert found["cpu_variation"] == pytest.approx(usage.std() / (usage.std() + usage.mean()))
     assert found["throttled_mean"] == pytest.approx(0.15)
-    assert found["memory_peak"] == 0.0
 
 
 def test_the_window_remembers_what_four_intervals_do_not() -> None:
     intervals = [measured()] * 40
-    intervals[-WINDOW_INTERVALS] = measured(cpu_usage_cores=1.5, memory_usage_bytes=256 * MEBIBYTE)
-    intervals[-WINDOW_INTERVALS - 1] = measured(cpu_usage_cores=9.0, memory_usage_bytes=900 * MEBIBYTE)
+    intervals[-WINDOW_INTERVALS] = measured(cpu_usage_cores=1.5)
+    intervals[-WINDOW_INTERVALS - 1] = measured(cpu_usage_cores=9.0)
     found = row(MeasurementHistory.of(intervals))
     assert found["cpu_peak"] == pytest.approx(np.log(3.0 * 4) / np.log(16))
-    assert found["memory_peak"] == pytest.approx(1.0)
 
 
 def test_demand_rises_at_once_and_falls_slowly() -> None:
@@ -99,10 +97,9 @@ def test_demand_rises_at_once_and_falls_slowly() -> None:
     assert cpu_demand_cores(history_of(cpu_usage_cores=0.0))[0] == 0.001
 
 
-def test_memory_demand_is_the_peak() -> None:
-    history = MeasurementHistory.of(
-        [measured(memory_usage_bytes=m * MEBIBYTE) for m in (900, 50, 80, 70, 60)]
-    )
+def test_memory_demand_is_the_peak_of_the_window() -> None:
+    quiet = [measured(memory_usage_bytes=60 * MEBIBYTE)] * (WINDOW_INTERVALS - 1)
+    history = MeasurementHistory.of([measured(memory_usage_bytes=m * MEBIBYTE) for m in (900, 80)] + quiet)
     assert memory_demand_bytes(history)[0] == 80 * MEBIBYTE
     assert memory_demand_bytes(history_of(memory_usage_bytes=0.0))[0] > 0
 

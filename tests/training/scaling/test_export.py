@@ -14,7 +14,7 @@ from policy_server.runtime.manifest import TrainingRecord
 from training.export import ExportError
 from training.scaling.config import Algorithm, ScalingTrainingConfig
 from training.scaling.export import export_scaling, write_scaling_bundle
-from training.scaling.learners import level_actions, nearest_level, new_learner
+from training.scaling.learners import level_actions, nearest_level, new_learner, torch_scaling
 
 FEATURES = len(SCALING_SCHEMA.container)
 RECORD = TrainingRecord(
@@ -52,7 +52,7 @@ def test_every_algorithm_becomes_a_bundle_that_acts_like_the_learner(
     policy = onnx_scaling(bundle, economy=0.7)
     assert (policy.name, policy.version, policy.economy) == (algorithm.value, "1.0.0", 0.7)
     features = np.random.default_rng(1).random((1000, FEATURES), np.float32)
-    expected = learner.act(features)
+    expected = torch_scaling(learner.policy_module()).run(features)
     np.testing.assert_allclose(policy.run(features), expected, atol=1e-5)
     for size in (1, 3):
         np.testing.assert_allclose(policy.run(features[:size]), expected[:size], atol=1e-5)
