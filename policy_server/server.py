@@ -23,12 +23,15 @@ from policy_server.api.dispatch_logic import DispatchLimits, DispatchLogic
 from policy_server.api.grpc_server import SERVICE_NAMES, add_services, listen, server_options
 from policy_server.api.health import Health
 from policy_server.api.rpc import RpcServices
+from policy_server.api.scaling_logic import ScalingLogic
+from policy_server.api.scaling_messages import ScalingLimits
 from policy_server.cluster.snapshot import Snapshot
 from policy_server.cluster.state_source import StateSource, state_source
 from policy_server.cluster.state_store import StateStore
 from policy_server.policies.dispatch import DispatchView
 from policy_server.policies.guard import GuardObserver, GuardSettings
 from policy_server.runtime.registry import PolicyRegistry
+from policy_server.runtime.scaling_registry import ScalingRegistry
 from policy_server.settings import Settings
 from policy_server.telemetry.export import Telemetry, start_telemetry
 from policy_server.telemetry.metrics import ServerGauges, ServerMetrics
@@ -47,6 +50,8 @@ class PolicyServer:
         address: ``host:port`` it listens on, once started.
         logic: answers questions, once started.
         registry: the policies, once started.
+        scaling: answers questions about scaling, once started.
+        scaling_registry: the policies of scaling, once started.
         store: the state, once started.
         metrics: what it counts.
         telemetry: what was started of it, once started.
@@ -55,6 +60,8 @@ class PolicyServer:
     address: str
     logic: DispatchLogic
     registry: PolicyRegistry
+    scaling: ScalingLogic
+    scaling_registry: ScalingRegistry
     store: StateStore[DispatchView]
     telemetry: Telemetry
 
@@ -84,7 +91,7 @@ class PolicyServer:
         Raises:
             OSError: the address cannot be bound.
             BundleError: there is no directory of models.
-            UnknownPolicyError: the active policy, or the fallback, is not known.
+            UnknownPolicyError: an active policy, or a fallback, is not known.
             StateSourceError: the state source cannot be had.
             TelemetryError: the metrics port cannot be bound.
         """
@@ -100,7 +107,15 @@ class PolicyServer:
         )
         self.address = listen(self._server, settings.host, settings.port)
         spans = ProblemSpans()
-        self.registry = _load_policies(settings, DecisionObserver(self.metrics, spans))
+        observer = DecisionObserver(self.metrics, spans)
+        self.registry = _load_policies(settings, observer)
+        self.scaling_registry = ScalingRegistry(
+            settings.models,
+            active=settings.scaling_policy,
+            fallback=settings.scaling_fallback,
+            settings=GuardSettings(budget_seconds=settings.model_budget_seconds),
+            observer=observer,
+        )
         self.store = StateStore(self._prepare)
         self.logic = DispatchLogic(
             self.store,
@@ -108,6 +123,17 @@ class PolicyServer:
             self.metrics,
             limits=_limits(settings),
             batch_window_seconds=settings.batch_window_seconds,
+        )
+        self.scaling = ScalingLogic(
+            self.scaling_registry,
+            self.metrics,
+            limits=ScalingLimits(
+                containers=settings.max_scaling_containers,
+                stale_after_seconds=settings.scaling_stale_after_seconds,
+                economy=settings.scaling_economy,
+            ),
+            most_in_flight=settings.max_in_flight,
+            retry_after_milliseconds=settings.retry_pushback_milliseconds,
         )
         self.telemetry = start_telemetry(
             self.metrics,
@@ -120,7 +146,12 @@ class PolicyServer:
         await self._health.start()
         self._services = RpcServices(self._server, self.metrics, spans)
         add_services(
-            self._services, self.logic, self.store, self._health, with_reflection=settings.reflection
+            self._services,
+            self.logic,
+            self.scaling,
+            self.store,
+            self._health,
+            with_reflection=settings.reflection,
         )
         await self._server.start()
         if source is None:
@@ -167,7 +198,7 @@ class PolicyServer:
         return ServerGauges(
             state_age_seconds=lambda: self.store.age_seconds(),
             pending_picks=lambda: math.nan if self.store.held is None else self.store.held.ledger.pending,
-            in_flight=lambda: self.logic.in_flight,
+            in_flight=lambda: self.logic.in_flight + self.scaling.in_flight,
         )
 
     def _start_source(self, source: StateSource) -> None:

@@ -24,7 +24,7 @@ class Fleet:
     """What is known of C containers on N nodes, apart from measurements.
 
     Attributes:
-        application: int64 [C], containers that serve the same requests have the same number.
+        application: int64 [C], containers that serve the same requests have the same number, 0 or above.
         node: int64 [C], row of the node, 0 to N - 1.
         latency_objective_seconds: float64 [C], objective of the application's end-to-end latency.
         node_cpu_cores: float64 [N], allocatable; ``UNLIMITED`` where unknown.
@@ -59,6 +59,19 @@ class Fleet:
 
     def __len__(self) -> int:
         return len(self.application)
+
+    @classmethod
+    def joined(cls, fleets: Sequence[Fleet]) -> Fleet:
+        """All containers of one or more fleets, in order. Their nodes and applications stay apart."""
+        applications = _offsets([int(fleet.application.max(initial=-1)) + 1 for fleet in fleets])
+        nodes = _offsets([len(fleet.node_cpu_cores) for fleet in fleets])
+        return cls(
+            np.concatenate([f.application + first for f, first in zip(fleets, applications, strict=True)]),
+            np.concatenate([f.node + first for f, first in zip(fleets, nodes, strict=True)]),
+            np.concatenate([fleet.latency_objective_seconds for fleet in fleets]),
+            np.concatenate([fleet.node_cpu_cores for fleet in fleets]),
+            np.concatenate([fleet.node_memory_bytes for fleet in fleets]),
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,6 +139,18 @@ class MeasurementHistory:
         """Of one or more intervals, oldest first."""
         return cls(np.stack([_stacked(measurements) for measurements in intervals], axis=1))
 
+    @classmethod
+    def joined(cls, histories: Sequence[MeasurementHistory]) -> MeasurementHistory:
+        """Of the containers of one or more histories, in order, as long as the longest of them."""
+        longest = max(history.intervals for history in histories)
+        values = np.full((len(MEASURED), longest, sum(h.containers for h in histories)), np.nan)
+        first = 0
+        for history in histories:
+            after = first + history.containers
+            values[:, longest - history.intervals :, first:after] = history._values
+            first = after
+        return cls(values)
+
     def extended(self, newest: Measurements, intervals: int) -> MeasurementHistory:
         """With a further interval; at most ``intervals`` of them are kept, the newest."""
         kept = self._values[:, max(0, self.intervals - intervals + 1) :]
@@ -150,6 +175,11 @@ class MeasurementHistory:
         """float64 [C]: the newest interval of one of ``MEASURED``."""
         newest: Float64Array = self._values[_ROW[name], -1]
         return newest
+
+
+def _offsets(counts: Sequence[int]) -> list[int]:
+    """Where each part begins when parts of these lengths are put one after another."""
+    return [0, *np.cumsum(counts[:-1]).tolist()]
 
 
 def _stacked(measurements: Measurements) -> Float64Array:

@@ -177,7 +177,12 @@ class ServerMetrics:
                 "{request}",
                 gauges.pending_picks,
             ),
-            ("policy.requests.in_flight", "Dispatch requests being handled.", "{request}", gauges.in_flight),
+            (
+                "policy.requests.in_flight",
+                "Dispatch and scaling requests being handled.",
+                "{request}",
+                gauges.in_flight,
+            ),
         ):
             meter.create_observable_gauge(name, [_callback(_known(gauge))], unit, description)
 

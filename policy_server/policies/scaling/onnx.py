@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from policy_server.cluster.snapshot import Float32Array
 from policy_server.features.scaling import DEFAULT_ECONOMY
 from policy_server.policies.scaling.actor import ActorScaling
@@ -20,6 +22,7 @@ def onnx_scaling(bundle: Bundle, economy: float = DEFAULT_ECONOMY) -> ActorScali
 
     def act(features: Float32Array) -> Float32Array:
         action: Float32Array = run({"features": features})[0]
-        return action
+        # An infinity would be clipped to the end of the range and look sound.
+        return np.where(np.isfinite(action), action, np.float32(np.nan))
 
     return ActorScaling(act, economy, name=bundle.manifest.policy, version=bundle.manifest.version)

@@ -1,4 +1,4 @@
-"""From a target to what is written into a pod, and when: quality of service classes and the states of a resize.
+"""From targets to what is written into a pod, and when: quality of service classes and the states of a resize.
 
 Pure functions on arrays, for whatever applies the decisions. Axis 1 of resources is CPU in cores, memory in bytes.
 """
@@ -12,18 +12,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policy_server.cluster.snapshot import BoolArray, Float64Array, Int64Array
+from policy_server.policies.scaling.safety import ScalingDecisions, ScalingReason
 
 CPU_QUANTUM_CORES = 0.001
 MEMORY_QUANTUM_BYTES = 2.0**20
 _QUANTA = np.array((CPU_QUANTUM_CORES, MEMORY_QUANTUM_BYTES))
 
+_UNDECIDED = np.zeros(len(ScalingReason), np.bool_)
+_UNDECIDED[
+    [
+        ScalingReason.NOT_MEASURED,
+        ScalingReason.FIRST_INTERVAL,
+        ScalingReason.STALE_SAMPLE,
+        ScalingReason.RESTARTED,
+        ScalingReason.BEST_EFFORT,
+    ]
+] = True
+_CAPPED_BY_NODE = np.zeros(len(ScalingReason), np.bool_)
+_CAPPED_BY_NODE[[ScalingReason.NODE_SIZE, ScalingReason.NODE_SHARED]] = True
+
 
 class QosClass(IntEnum):
     """Quality of service class of a pod; Kubernetes refuses a resize that would change it."""
 
-    GUARANTEED = 0
-    BURSTABLE = 1
-    BEST_EFFORT = 2
+    UNSPECIFIED = 0
+    """Not known: see :func:`qos_of_resources`."""
+    GUARANTEED = 1
+    BURSTABLE = 2
+    BEST_EFFORT = 3
 
 
 class ResizeStatus(IntEnum):
@@ -41,6 +57,39 @@ class ResizeStatus(IntEnum):
     """In progress, but failed; it may well work later."""
 
 
+class HoldReason(IntEnum):
+    """Why a container is not to be resized now."""
+
+    UNSPECIFIED = 0
+    """It is to be resized."""
+    UNCHANGED = 1
+    """What the pod specifies may stay; the reasons of the targets say why."""
+    RESIZE_DEFERRED = 2
+    """This target is pending until the node has room."""
+    RESIZE_INFEASIBLE = 3
+    """This target was found infeasible; only another one may be tried."""
+    RESIZE_IN_PROGRESS = 4
+    """This target is being applied."""
+    RESIZE_BACK_OFF = 5
+    """This target failed to be applied a moment ago and is tried again later."""
+    BEST_EFFORT = 6
+    """Requests or limits would change the pod's class."""
+    NOTHING_TO_SET = 7
+    """The container has neither requests nor limits, and no field is added."""
+
+
+_HOLD_OF_STATUS = np.array(
+    [
+        HoldReason.UNCHANGED,
+        HoldReason.RESIZE_DEFERRED,
+        HoldReason.RESIZE_INFEASIBLE,
+        HoldReason.RESIZE_IN_PROGRESS,
+        HoldReason.RESIZE_BACK_OFF,
+    ],
+    np.uint8,
+)
+
+
 @dataclass(frozen=True, slots=True)
 class BackOff:
     """How long to wait before an attempt that failed is repeated.
@@ -53,13 +102,98 @@ class BackOff:
     first_seconds: float = 10.0
     longest_seconds: float = 300.0
 
+    def seconds(self, failures: Int64Array) -> Float64Array:
+        """float64 [C]: time to wait after so many failures in a row."""
+        doublings = np.clip(failures - 1, 0, 60).astype(np.float64)
+        waits: Float64Array = np.minimum(self.first_seconds * 2.0**doublings, self.longest_seconds)
+        return waits
 
-def quantised(resources: Float64Array) -> Float64Array:
-    """float64 [C, 2]: rounded up to whole millicores and mebibytes, so that quantities compare and print exactly."""
+
+DEFAULT_BACK_OFF = BackOff()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PodResources:
+    """What C containers' pods hold.
+
+    Attributes:
+        qos: uint8 [C], a :class:`QosClass`, none unspecified.
+        requests: float64 [C, 2], as specified; NaN where there is none.
+        limits: float64 [C, 2], as specified; NaN where there is none.
+        in_force: float64 [C, 2], limits that the containers run under now, requests where there is no limit.
+    """
+
+    qos: NDArray[np.uint8]
+    requests: Float64Array
+    limits: Float64Array
+    in_force: Float64Array
+
+    @property
+    def specified(self) -> Float64Array:
+        """float64 [C, 2]: the limits, the requests where there is no limit, NaN where there is neither."""
+        return np.where(np.isnan(self.limits), self.requests, self.limits)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LastResizes:
+    """How the last resizes of C containers went.
+
+    Attributes:
+        status: uint8 [C], a :class:`ResizeStatus`.
+        attempted: float64 [C, 2], what they asked for; NaN: what the pod specifies.
+        failures: int64 [C], errors in a row.
+        seconds_since_attempt: float64 [C].
+    """
+
+    status: NDArray[np.uint8]
+    attempted: Float64Array
+    failures: Int64Array
+    seconds_since_attempt: Float64Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ResizePlan:
+    """What to write into the pods of C containers.
+
+    Attributes:
+        apply: bool [C], whether to patch now.
+        hold: uint8 [C], why not: a :class:`HoldReason`.
+        target: float64 [C, 2], the targets in whole millicores and mebibytes where they differ from what is in force.
+        requests: float64 [C, 2], complete: what stays as it is included; NaN where the pod has none.
+        limits: float64 [C, 2], likewise.
+    """
+
+    apply: BoolArray
+    hold: NDArray[np.uint8]
+    target: Float64Array
+    requests: Float64Array
+    limits: Float64Array
+
+
+def qos_of_resources(requests: Float64Array, limits: Float64Array) -> NDArray[np.uint8]:
+    """uint8 [C]: the class of a pod of one container, by the rules of Kubernetes.
+
+    In a pod of several containers it may be another one; a container written as if it were alone still leaves the
+    pod's class as it is.
+    """
+    nothing = (np.isnan(requests) & np.isnan(limits)).all(axis=1)
+    guaranteed = (_same(requests, limits) | (np.isnan(requests) & ~np.isnan(limits))).all(axis=1)
+    return np.where(
+        nothing, QosClass.BEST_EFFORT, np.where(guaranteed, QosClass.GUARANTEED, QosClass.BURSTABLE)
+    ).astype(np.uint8)
+
+
+def quantised(resources: Float64Array, down: BoolArray | None = None) -> Float64Array:
+    """float64 [C, 2]: whole millicores and mebibytes, so that quantities compare and print exactly.
+
+    Args:
+        resources: float64 [C, 2].
+        down: bool [C, 2], what to round down; the rest is rounded up.
+    """
     # Binary fractions of a core are not exact: 0.3 / 0.001 is a little below 300.
-    units = np.ceil(np.round(resources / _QUANTA, 6))
-    rounded: Float64Array = units * _QUANTA
-    return rounded
+    units = np.round(resources / _QUANTA, 6)
+    whole = np.ceil(units) if down is None else np.where(down, np.floor(units), np.ceil(units))
+    return _resources(whole)
 
 
 def requests_and_limits(
@@ -93,44 +227,77 @@ def requests_and_limits(
     )
 
 
-def should_patch(
-    status: NDArray[np.uint8],
-    wanted: Float64Array,
-    current: Float64Array,
-    attempted: Float64Array,
-    failures: Int64Array,
-    seconds_since_attempt: Float64Array,
-    back_off: BackOff | None = None,
-) -> BoolArray:
-    """Whether to patch each container now.
+def plan_resizes(
+    decisions: ScalingDecisions,
+    pods: PodResources,
+    last: LastResizes,
+    memory_floor: Float64Array,
+    back_off: BackOff = DEFAULT_BACK_OFF,
+) -> ResizePlan:
+    """What to write, and whether now.
 
-    A target that is pending, infeasible or in progress is not patched again; a changed target is. After an error the
-    same target is tried again, with back-off: an error says nothing about whether the target is feasible.
+    A pod is patched where what it specifies is outside the bounds of a decision. While a resize is under way, a
+    target is the same one as long as what was attempted lies within those bounds: noise does not make it another.
+    The same target is not asked for again while it is pending, infeasible or in progress; another one is. After an
+    error the same target is tried again, with back-off: an error says nothing about whether it is feasible. Where
+    nothing was decided, for lack of knowledge, nothing is written.
 
     Args:
-        status: uint8 [C], a :class:`ResizeStatus`.
-        wanted: float64 [C, 2], targets; NaN: nothing is wanted.
-        current: float64 [C, 2], what the specification holds.
-        attempted: float64 [C, 2], what the last resize asked for; NaN where there was none.
-        failures: int64 [C], errors in a row.
-        seconds_since_attempt: float64 [C].
-        back_off: waiting times.
+        decisions: for C containers.
+        pods: the same containers.
+        last: how their last resizes went.
+        memory_floor: float64 [C], memory that rounding must not go below.
+        back_off: waiting times after errors.
     """
-    waits = back_off or BackOff()
-    wait = np.minimum(
-        waits.first_seconds * 2.0 ** np.clip(failures - 1, 0, 60).astype(np.float64), waits.longest_seconds
+    cpu, memory = decisions.cpu_cores, decisions.memory_bytes
+    reason = np.stack((cpu.reason, memory.reason), axis=1)
+    target = np.stack((cpu.target, memory.target), axis=1)
+    lower = np.stack((cpu.lower_bound, memory.lower_bound), axis=1)
+    upper = np.stack((cpu.upper_bound, memory.upper_bound), axis=1)
+    specified = pods.specified
+
+    moved = ~_same(target, pods.in_force)
+    down = _CAPPED_BY_NODE[reason]
+    down[:, 1] &= np.floor(target[:, 1] / MEMORY_QUANTUM_BYTES) * MEMORY_QUANTUM_BYTES >= memory_floor
+    target = np.where(moved, quantised(target, down), target)
+
+    best_effort = pods.qos == QosClass.BEST_EFFORT
+    settable = np.isfinite(specified) & ~best_effort[:, None]
+    decided = np.isfinite(target) & ~_UNDECIDED[reason] & settable
+    in_step = _same(specified, pods.in_force)
+    unfit = np.where(in_step, moved, (specified < lower) | (specified > upper))
+    changes = decided & unfit & ~_same(target, specified)
+
+    attempted = np.where(np.isnan(last.attempted), specified, last.attempted)
+    same_target = (last.status != ResizeStatus.NONE) & (
+        ((attempted >= lower) & (attempted <= upper)) | ~decided
+    ).all(axis=1)
+    waited = last.seconds_since_attempt >= back_off.seconds(last.failures)
+    retry = (last.status == ResizeStatus.ERROR) & waited & decided.any(axis=1)
+    apply = np.where(same_target, retry, changes.any(axis=1))
+
+    hold = np.where(same_target, _HOLD_OF_STATUS[last.status], np.uint8(HoldReason.UNCHANGED))
+    hold = np.where(settable.any(axis=1), hold, HoldReason.NOTHING_TO_SET)
+    hold = np.where(best_effort, HoldReason.BEST_EFFORT, hold)
+    written = np.where(changes, target, np.nan)
+    requests, limits = requests_and_limits(pods.qos, written, pods.requests, pods.limits)
+    return ResizePlan(
+        apply=apply,
+        hold=np.where(apply, HoldReason.UNSPECIFIED, hold).astype(np.uint8),
+        target=target,
+        requests=np.where(np.isnan(requests), pods.requests, requests),
+        limits=np.where(np.isnan(limits), pods.limits, limits),
     )
-    is_wanted = np.isfinite(wanted).any(axis=1)
-    repeated = _same(wanted, attempted)
-    done = _same(wanted, current) & (status == ResizeStatus.NONE)
-    retry = (status == ResizeStatus.ERROR) & (seconds_since_attempt >= wait)
-    settled = (status == ResizeStatus.NONE) | retry
-    patch: BoolArray = is_wanted & ~done & (~repeated | settled)
-    return patch
+
+
+def _resources(units: Float64Array) -> Float64Array:
+    resources: Float64Array = units * _QUANTA
+    # 300 x 0.001 is a little above 0.3.
+    resources[:, 0] = units[:, 0] / 1000.0
+    return resources
 
 
 def _same(first: Float64Array, second: Float64Array) -> BoolArray:
-    """bool [C]: equal to within less than a quantum in all that the first one names."""
-    close = np.abs(first - second) < 0.5 * _QUANTA
-    same: BoolArray = np.asarray((close | np.isnan(first)).all(axis=1))
-    return same
+    """bool [C, 2]: equal to within less than a quantum."""
+    close: BoolArray = np.abs(first - second) < 0.5 * _QUANTA
+    return close

@@ -12,7 +12,8 @@ Per resource, in this order (field notes of autoscaler users name what each step
    remembered, and a restarted controller that sees the same input changes nothing;
 7. fit the node: raises, together with what is held, do not exceed it.
 
-What step 3 demands is exempt from steps 1, 2, 5, 6 and 7. Memory in use is never cut into, whatever bounds and node say.
+What step 3 demands is exempt from steps 1, 2, 5, 6 and 7. Memory in use is never cut into, whatever bounds and node
+say.
 """
 
 from __future__ import annotations
