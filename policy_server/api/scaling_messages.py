@@ -1,4 +1,4 @@
-"""Messages of ``policy.v1.ScalingService`` to questions, and answers to messages. Checked column by column.
+"""Messages of ``policy.v1.ScalingService`` to questions, and answers to messages.
 
 Numbers are in the caller's units on one side (millicores) and in those of the domain (cores) on the other.
 """
@@ -7,18 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from policy_server.api import figures
+from policy_server.api.columns import Columns, Figures
 from policy_server.api.errors import Count, InvalidArgumentError
 from policy_server.api.figures import Range
 from policy_server.api.scaling_questions import ScalingAnswer, ScalingQuestion
 from policy_server.cluster.containers import MEASURED, UNLIMITED, Fleet, MeasurementHistory
-from policy_server.cluster.snapshot import BoolArray, Float64Array, Int64Array
+from policy_server.cluster.snapshot import BoolArray, Float64Array
 from policy_server.policies.decision_origin import DecisionOrigin
 from policy_server.policies.scaling.batch import ScalingTask
 from policy_server.policies.scaling.resize import (
@@ -31,25 +30,64 @@ from policy_server.policies.scaling.resize import (
 )
 from policy_server.policies.scaling.safety import DEFAULT_SETTINGS, Constraints, ScalingReason
 from policy_server.proto.policy.v1.decision_pb2 import Provenance
-from policy_server.proto.policy.v1.scaling_service_pb2 import (
-    ScaleRequest,
-    ScaleResponse,
-    ScalingContainers,
-    ScalingHistory,
-)
+from policy_server.proto.policy.v1.scaling_service_pb2 import ScaleRequest, ScaleResponse
 
 DEFAULT_LATENCY_OBJECTIVE_SECONDS = 0.2
 MAXIMUM_INTERVALS = 256
 _MILLICORES = 1000.0
-_PER_CONTAINER = "one per container"
-_ECONOMY = Range(0, 1)
-_FRACTION = Range(0, 1)
+_SHARE = Range(0, 1)
 _AGE_SECONDS = Range(0, 1e9)
+_NODES = Figures(
+    {"cpu_millicores": figures.CPU_MILLICORES, "memory_bytes": figures.MEMORY_BYTES}, unknown=np.inf
+)
+_APPLICATIONS = Figures({"latency_objective_seconds": figures.DEADLINE_SECONDS}, unknown=None)
+_SPECIFIED = Figures(
+    {
+        # A request may be zero; a limit of zero would be none.
+        "cpu_request_millicores": figures.CPU_USED_MILLICORES,
+        "memory_request_bytes": figures.BYTES,
+        "cpu_limit_millicores": figures.CPU_MILLICORES,
+        "memory_limit_bytes": figures.MEMORY_BYTES,
+    }
+)
+_BOUNDS = Figures(
+    {
+        "smallest_cpu_millicores": figures.CPU_MILLICORES,
+        "smallest_memory_bytes": figures.MEMORY_BYTES,
+        "largest_cpu_millicores": figures.CPU_MILLICORES,
+        "largest_memory_bytes": figures.MEMORY_BYTES,
+    }
+)
+_AGE = Figures({"sample_age_seconds": _AGE_SECONDS})
+_MEASURED = Figures(
+    {
+        "cpu_usage_millicores": figures.CPU_USED_MILLICORES,
+        "throttled_fraction": _SHARE,
+        "memory_usage_bytes": figures.BYTES,
+        "latency_seconds": figures.LATENCY_SECONDS,
+        "requests_per_second": figures.REQUESTS_PER_SECOND,
+        "cpu_limit_millicores": figures.CPU_USED_MILLICORES,
+        "memory_limit_bytes": figures.BYTES,
+    }
+)
+"""As ``MEASURED``, but for the kills, which come last."""
+_ATTEMPTED = Figures(
+    {
+        "attempted_cpu_millicores": figures.CPU_USED_MILLICORES,
+        "attempted_memory_bytes": figures.BYTES,
+        "seconds_since_attempt": _AGE_SECONDS,
+    }
+)
+_CPU_USAGE, _CPU_LIMIT, _MEMORY_LIMIT, _OOM_KILLS = (
+    MEASURED.index(name) for name in ("cpu_usage_cores", "cpu_limit_cores", "memory_limit_bytes", "oom_kills")
+)
+_DEFAULT_SMALLEST = (DEFAULT_SETTINGS.smallest_cpu_cores, DEFAULT_SETTINGS.smallest_memory_bytes)
+_DEFAULT_LARGEST = (DEFAULT_SETTINGS.largest_cpu_cores, DEFAULT_SETTINGS.largest_memory_bytes)
 
 
 @dataclass(frozen=True)
 class ScalingLimits:
-    """What is taken for granted where a request does not say.
+    """What is accepted, and taken for granted where a request does not say.
 
     Attributes:
         containers: most that one request may carry.
@@ -62,155 +100,53 @@ class ScalingLimits:
     economy: float = 0.5
 
 
-class _Columns:
-    """Repeated fields of one message, each with a value per container.
-
-    Args:
-        message: holds them.
-        path: of the message in the request, for errors.
-        count: values that a column must have, unless it is empty.
-        each: what there must be one value of, for errors.
-    """
-
-    def __init__(self, message: Any, path: str, count: int, each: str = _PER_CONTAINER) -> None:
-        self._message = message
-        self._path = path
-        self._count = count
-        self._each = each
-
-    def given(self, field: str) -> bool:
-        """Whether the column is not empty."""
-        return len(getattr(self._message, field)) > 0
-
-    def optional(self, field: str, accepted: Range, absent: float = np.nan) -> Float64Array:
-        """float64 [count]: the values, NaN among them allowed; ``absent`` where the column is empty.
-
-        Raises:
-            InvalidArgumentError: of another length, or a value is outside the range.
-        """
-        values = self._values(field, np.float64)
-        if values is None:
-            return np.full(self._count, absent)
-        fine = (values >= accepted.smallest) & (values <= accepted.largest)
-        self._require(
-            field, values, fine | np.isnan(values), f"{accepted.remedy}, or NaN where it is not known"
-        )
-        return values
-
-    def required(self, field: str, accepted: Range, *, or_infinite: bool = False) -> Float64Array:
-        """float64 [count]: the values.
-
-        Raises:
-            InvalidArgumentError: of another length, or a value is NaN or outside the range.
-        """
-        values = self._values(field, np.float64)
-        if values is None:
-            raise self._error(field, "none", f"give {self._each}")
-        fine = (values >= accepted.smallest) & (values <= accepted.largest)
-        if or_infinite:
-            fine |= values == np.inf
-        remedy = f"{accepted.remedy}, or infinity where it is not known" if or_infinite else accepted.remedy
-        self._require(field, values, fine, remedy)
-        return values
-
-    def index(self, field: str, names: int, vocabulary: str) -> Int64Array:
-        """int64 [count]: rows of a vocabulary of so many names.
-
-        Raises:
-            InvalidArgumentError: of another length, or a row that there is not.
-        """
-        values = self._values(field, np.int64)
-        if values is None:
-            raise self._error(field, "none", f"give {self._each}, an index into {vocabulary}")
-        known = values < names
-        self._require(field, values, known, f"must be an index into {vocabulary}, which has {names} names")
-        return values
-
-    def counts(self, field: str) -> Int64Array:
-        """int64 [count]: the counts, zero where the column is empty.
-
-        Raises:
-            InvalidArgumentError: of another length.
-        """
-        values = self._values(field, np.int64)
-        return np.zeros(self._count, np.int64) if values is None else values
-
-    def enumeration(self, field: str, kind: type[IntEnum]) -> NDArray[np.uint8]:
-        """uint8 [count]: numbers of the enumeration, zero where the column is empty.
-
-        Raises:
-            InvalidArgumentError: of another length, or a number that has no name.
-        """
-        values = self._values(field, np.int64)
-        if values is None:
-            return np.zeros(self._count, np.uint8)
-        fine = (values >= 0) & (values < len(kind))
-        self._require(field, values, fine, f"must be from 0 to {len(kind) - 1}")
-        return values.astype(np.uint8)
-
-    def _values(self, field: str, dtype: Any) -> NDArray[Any] | None:
-        column = getattr(self._message, field)
-        if not len(column):
-            return None
-        if len(column) != self._count:
-            raise self._error(
-                field, Count(len(column), "values"), f"send {self._count}, {self._each}, or none"
-            )
-        return np.array(column, dtype)
-
-    def _require(self, field: str, values: NDArray[Any], fine: BoolArray, remedy: str) -> None:
-        if not fine.all():
-            row = int(fine.argmin())
-            raise InvalidArgumentError(f"{self._path}.{field}[{row}]", values[row].item(), remedy)
-
-    def _error(self, field: str, value: object, remedy: str) -> InvalidArgumentError:
-        return InvalidArgumentError(f"{self._path}.{field}", value, remedy)
-
-
 def question_from_message(request: ScaleRequest, limits: ScalingLimits) -> ScalingQuestion:
     """The question of a request.
 
     Raises:
         InvalidArgumentError: a field cannot be used.
     """
-    ids = list(request.containers.id)
-    count = len(ids)
+    names = request.containers.id
+    count = len(names)
     if count > limits.containers:
         raise InvalidArgumentError(
             "containers.id",
             Count(count, "containers"),
             f"at most {limits.containers} are accepted; send fewer",
         )
-    _require_unique("containers.id", ids)
-    columns = _Columns(request.containers, "containers", count)
-    requests, pod_limits = _specified(request.containers, columns)
-    qos = _qos(columns, requests, pod_limits)
-    guaranteed = (qos == QosClass.GUARANTEED)[:, None]
-    specified = np.where(np.isnan(pod_limits), requests, pod_limits)
-    history, restarted = _history(request.history, count, specified)
-    in_force = np.stack((history.newest("cpu_limit_cores"), history.newest("memory_limit_bytes")), axis=1)
-    age_seconds = columns.optional("sample_age_seconds", _AGE_SECONDS, absent=0.0)
+    _require_unique("containers.id", names)
+    columns = Columns(request.containers, "containers", count, "one per container")
+    specified = columns.figures(_SPECIFIED)
+    specified[0::2] /= _MILLICORES
+    pod_requests, pod_limits = specified[:2].T, specified[2:].T
+    qos = _qos(columns, pod_requests, pod_limits)
+    history, hold = _history(request, count, np.where(np.isnan(pod_limits), pod_requests, pod_limits))
+    in_force = np.array((history.newest("cpu_limit_cores"), history.newest("memory_limit_bytes"))).T
+    oldest_seconds = 0.0
+    if columns.given("sample_age_seconds"):
+        ages_seconds = columns.figures(_AGE)[0]
+        oldest_seconds = float(np.fmax.reduce(ages_seconds, initial=0.0))
+        # An age that is not known is no reason to trust the sample.
+        hold = np.where(ages_seconds <= limits.stale_after_seconds, hold, ScalingReason.STALE_SAMPLE)
+    hold = np.where(qos == QosClass.BEST_EFFORT, ScalingReason.BEST_EFFORT, hold).astype(np.uint8)
     economy = limits.economy
     if request.HasField("economy"):
-        economy = _ECONOMY.check("economy", request.economy)
+        economy = _SHARE.check("economy", request.economy)
+    guaranteed = (qos == QosClass.GUARANTEED)[:, None]
     task = ScalingTask(
         fleet=_fleet(request, columns, count),
         history=history,
-        constraints=_constraints(
-            columns,
-            in_force,
-            _hold(qos, ~(age_seconds <= limits.stale_after_seconds), restarted),
-        ),
+        constraints=_constraints(columns, in_force, hold),
         pods=PodResources(
             qos=qos,
-            requests=np.where(guaranteed & np.isnan(requests), pod_limits, requests),
-            limits=np.where(guaranteed & np.isnan(pod_limits), requests, pod_limits),
+            requests=np.where(guaranteed & np.isnan(pod_requests), pod_limits, pod_requests),
+            limits=pod_limits,
             in_force=in_force,
         ),
-        last=_last_resizes(_Columns(request.last_resizes, "last_resizes", count), count),
+        last=_last_resizes(request, count),
         economy=np.full(count, economy),
     )
-    return ScalingQuestion(request.policy, task, float(np.nan_to_num(age_seconds).max(initial=0.0)))
+    return ScalingQuestion(request.policy, task, oldest_seconds)
 
 
 def message_from_answer(answer: ScalingAnswer) -> ScaleResponse:
@@ -239,187 +175,141 @@ def message_from_answer(answer: ScalingAnswer) -> ScaleResponse:
     )
 
 
-def _specified(message: ScalingContainers, columns: _Columns) -> tuple[Float64Array, Float64Array]:
-    """Requests and limits in cores and bytes, float64 [C, 2] each."""
-    # A request may be zero; a limit of zero would be none.
-    requests = (
-        columns.optional("cpu_request_millicores", figures.CPU_USED_MILLICORES) / _MILLICORES,
-        columns.optional("memory_request_bytes", figures.BYTES),
-    )
-    limits = (
-        columns.optional("cpu_limit_millicores", figures.CPU_MILLICORES) / _MILLICORES,
-        columns.optional("memory_limit_bytes", figures.MEMORY_BYTES),
-    )
-    return np.stack(requests, axis=1), np.stack(limits, axis=1)
-
-
-def _qos(columns: _Columns, requests: Float64Array, limits: Float64Array) -> NDArray[np.uint8]:
+def _qos(columns: Columns, requests: Float64Array, limits: Float64Array) -> NDArray[np.uint8]:
     """uint8 [C]: the classes, none unspecified."""
     derived = qos_of_resources(requests, limits)
     told = columns.enumeration("qos_class", QosClass)
+    if told is None:
+        return derived
+    # A container that is guaranteed by itself may be part of a burstable pod, and so may one without anything.
     unlike = (told != QosClass.UNSPECIFIED) & (told != QosClass.BURSTABLE) & (told != derived)
     if unlike.any():
         row = int(unlike.argmax())
         raise InvalidArgumentError(
             f"containers.qos_class[{row}]",
             QosClass(int(told[row])).name,
-            f"the container's requests and limits make it {QosClass(int(derived[row])).name}; send what its pod "
-            "specifies",
+            f"the container's requests and limits are those of a {QosClass(int(derived[row])).name} pod; send what "
+            "its pod specifies",
         )
     return np.where(told == QosClass.UNSPECIFIED, derived, told)
 
 
-def _fleet(request: ScaleRequest, columns: _Columns, count: int) -> Fleet:
-    nodes = _Columns(request.nodes, "nodes", len(request.nodes.name), "one per name")
-    _require_unique("nodes.name", request.nodes.name)
-    node_cpu_cores, node_memory_bytes = np.array([UNLIMITED]), np.array([UNLIMITED])
-    if request.nodes.name:
-        node_cpu_cores = (
-            nodes.required("cpu_millicores", figures.CPU_MILLICORES, or_infinite=True) / _MILLICORES
-        )
-        node_memory_bytes = nodes.required("memory_bytes", figures.MEMORY_BYTES, or_infinite=True)
+def _fleet(request: ScaleRequest, columns: Columns, count: int) -> Fleet:
+    node_names, application_names = request.nodes.name, request.applications.name
+    node_cpu_cores = node_memory_bytes = np.array([UNLIMITED])
     node = np.zeros(count, np.int64)
-    if request.nodes.name or columns.given("node"):
-        node = columns.index("node", len(request.nodes.name), "nodes.name")
-
-    applications = _Columns(
-        request.applications, "applications", len(request.applications.name), "one per name"
-    )
-    _require_unique("applications.name", request.applications.name)
+    if node_names or columns.given("node"):
+        _require_unique("nodes.name", node_names)
+        nodes = Columns(request.nodes, "nodes", len(node_names), "one per name").figures(_NODES)
+        node_cpu_cores, node_memory_bytes = nodes[0] / _MILLICORES, nodes[1]
+        node = columns.index("node", len(node_names), "nodes.name")
     application = np.arange(count)
     objective_seconds = np.full(count, DEFAULT_LATENCY_OBJECTIVE_SECONDS)
-    if request.applications.name or columns.given("application"):
-        objectives = applications.required("latency_objective_seconds", figures.DEADLINE_SECONDS)
-        application = columns.index("application", len(request.applications.name), "applications.name")
-        objective_seconds = objectives[application]
+    if application_names or columns.given("application"):
+        _require_unique("applications.name", application_names)
+        described = Columns(request.applications, "applications", len(application_names), "one per name")
+        application = columns.index("application", len(application_names), "applications.name")
+        objective_seconds = described.figures(_APPLICATIONS)[0][application]
     return Fleet(application, node, objective_seconds, node_cpu_cores, node_memory_bytes)
 
 
 def _history(
-    message: ScalingHistory, count: int, specified: Float64Array
-) -> tuple[MeasurementHistory, BoolArray]:
-    """The history, limits filled in, and bool [C]: restarted a moment ago."""
-    intervals = message.intervals
+    request: ScaleRequest, count: int, specified: Float64Array
+) -> tuple[MeasurementHistory, NDArray[np.uint8]]:
+    """The history, limits filled in, and uint8 [C]: RESTARTED where that was a moment ago."""
+    message, intervals = request.history, request.history.intervals
     if intervals > MAXIMUM_INTERVALS:
         raise InvalidArgumentError(
             "history.intervals", intervals, f"at most {MAXIMUM_INTERVALS} are accepted; send the newest"
         )
-    each = f"one per container and interval of {intervals}"
-    columns = _Columns(message, "history", intervals * count, each)
-    values = np.empty((len(MEASURED), max(intervals, 1), count))
-    for row, (field, accepted, scale) in enumerate(_MEASURED_FIELDS):
-        column = columns.optional(field, accepted) / scale
-        values[row] = column.reshape(-1, count) if intervals else np.nan
+    columns = Columns(message, "history", intervals * count, f"one per container and interval of {intervals}")
+    measured = columns.figures(_MEASURED)
+    values = np.full((len(MEASURED), max(intervals, 1), count), np.nan)
+    if intervals:
+        values[:_OOM_KILLS] = measured.reshape(-1, intervals, count)
+    values[[_CPU_USAGE, _CPU_LIMIT]] /= _MILLICORES
+    values[_OOM_KILLS] = 0.0
     kills = columns.counts("oom_kills")
-    values[_OOM_KILLS] = kills.reshape(-1, count) if intervals else 0.0
-    if kills.any() and not columns.given("memory_limit_bytes"):
-        raise InvalidArgumentError(
-            "history.memory_limit_bytes",
-            "none",
-            "give the limit of each interval, so that it is known which one was too small when oom_kills counted",
-        )
+    if kills is not None:
+        values[_OOM_KILLS] = kills.reshape(intervals, count)
+        if kills.any() and not columns.given("memory_limit_bytes"):
+            raise columns.missing(
+                "memory_limit_bytes",
+                "give one per container and interval, so that it is known which limit was too small when oom_kills "
+                "counted",
+            )
     for resource, row in enumerate((_CPU_LIMIT, _MEMORY_LIMIT)):
         limit = values[row]
-        # A limit of zero is none.
         limit[limit == 0] = np.nan
-        gaps = limit[-1:] if columns.given(_MEASURED_FIELDS[row][0]) else limit
+        gaps = limit[-1:] if columns.given(_MEASURED.fields[row]) else limit
         np.copyto(gaps, specified[:, resource], where=np.isnan(gaps))
     restarts = columns.counts("restarts")
-    restarted: BoolArray = np.zeros(count, np.bool_)
-    if restarts.any():
-        restarted = restarts.reshape(-1, count)[-DEFAULT_SETTINGS.warm_up_intervals :].max(axis=0) > 0
-    return MeasurementHistory(values), restarted
+    hold = np.zeros(count, np.uint8)
+    if restarts is not None:
+        lately = restarts.reshape(intervals, count)[-DEFAULT_SETTINGS.warm_up_intervals :]
+        hold[lately.max(axis=0) > 0] = ScalingReason.RESTARTED
+    return MeasurementHistory(values), hold
 
 
-_MEASURED_FIELDS: Sequence[tuple[str, Range, float]] = (
-    ("cpu_usage_millicores", figures.CPU_USED_MILLICORES, _MILLICORES),
-    ("throttled_fraction", _FRACTION, 1.0),
-    ("memory_usage_bytes", figures.BYTES, 1.0),
-    ("latency_seconds", figures.LATENCY_SECONDS, 1.0),
-    ("requests_per_second", figures.REQUESTS_PER_SECOND, 1.0),
-    ("cpu_limit_millicores", figures.CPU_USED_MILLICORES, _MILLICORES),
-    ("memory_limit_bytes", figures.BYTES, 1.0),
-)
-"""Field, range and divisor of each of ``MEASURED`` in order, but for the kills, which come last."""
-_CPU_LIMIT, _MEMORY_LIMIT, _OOM_KILLS = (
-    MEASURED.index(name) for name in ("cpu_limit_cores", "memory_limit_bytes", "oom_kills")
-)
-
-
-def _hold(qos: NDArray[np.uint8], stale: BoolArray, restarted: BoolArray) -> NDArray[np.uint8]:
-    hold = np.where(restarted, ScalingReason.RESTARTED, 0)
-    hold = np.where(stale, ScalingReason.STALE_SAMPLE, hold)
-    return np.where(qos == QosClass.BEST_EFFORT, ScalingReason.BEST_EFFORT, hold).astype(np.uint8)
-
-
-def _constraints(columns: _Columns, in_force: Float64Array, hold: NDArray[np.uint8]) -> Constraints:
+def _constraints(columns: Columns, in_force: Float64Array, hold: NDArray[np.uint8]) -> Constraints:
     """Bounds in whole millicores and mebibytes. Those that nobody asked for force no change."""
-    asked_smallest = np.stack(
-        (
-            columns.optional("smallest_cpu_millicores", figures.CPU_MILLICORES) / _MILLICORES,
-            columns.optional("smallest_memory_bytes", figures.MEMORY_BYTES),
-        ),
-        axis=1,
-    )
-    asked_largest = np.stack(
-        (
-            columns.optional("largest_cpu_millicores", figures.CPU_MILLICORES) / _MILLICORES,
-            columns.optional("largest_memory_bytes", figures.MEMORY_BYTES),
-        ),
-        axis=1,
-    )
-    default = DEFAULT_SETTINGS
-    smallest = np.fmin(in_force, (default.smallest_cpu_cores, default.smallest_memory_bytes))
-    largest = np.fmax(in_force, (default.largest_cpu_cores, default.largest_memory_bytes))
-    smallest = np.where(np.isnan(asked_smallest), smallest, quantised(asked_smallest))
-    rounded_down = quantised(asked_largest, np.ones(asked_largest.shape, np.bool_))
-    largest = np.where(np.isnan(asked_largest), largest, rounded_down)
-    crossed = smallest > largest
-    # What was asked for goes before what is taken for granted.
-    smallest = np.where(crossed & np.isnan(asked_smallest), largest, smallest)
-    largest = np.where(crossed & np.isnan(asked_largest), smallest, largest)
-    wrong = smallest > largest
-    if wrong.any():
-        row, resource = np.argwhere(wrong)[0].tolist()
-        name, value = (
-            ("cpu_millicores", asked_smallest[row, 0] * _MILLICORES),
-            ("memory_bytes", asked_smallest[row, 1]),
-        )[resource]
-        raise InvalidArgumentError(
-            f"containers.smallest_{name}[{row}]", float(value), f"must not be above containers.largest_{name}"
-        )
+    smallest, largest = np.fmin(in_force, _DEFAULT_SMALLEST), np.fmax(in_force, _DEFAULT_LARGEST)
+    if any(columns.given(field) for field in _BOUNDS.fields):
+        asked = columns.figures(_BOUNDS)
+        asked[0::2] /= _MILLICORES
+        smallest, largest = _asked_bounds(asked[:2].T, asked[2:].T, smallest, largest)
     return Constraints(smallest[:, 0], largest[:, 0], smallest[:, 1], largest[:, 1], hold)
 
 
-def _last_resizes(columns: _Columns, count: int) -> LastResizes:
+def _asked_bounds(
+    asked_smallest: Float64Array, asked_largest: Float64Array, smallest: Float64Array, largest: Float64Array
+) -> tuple[Float64Array, Float64Array]:
+    """float64 [C, 2] each: what was asked for, before what is taken for granted."""
+    any_smallest, any_largest = np.isnan(asked_smallest), np.isnan(asked_largest)
+    down: BoolArray = np.ones(asked_largest.shape, np.bool_)
+    smallest = np.where(any_smallest, smallest, quantised(asked_smallest))
+    largest = np.where(any_largest, largest, quantised(asked_largest, down))
+    smallest = np.where(any_smallest, np.minimum(smallest, largest), smallest)
+    largest = np.where(any_largest, np.maximum(smallest, largest), largest)
+    crossed = smallest > largest
+    if crossed.any():
+        row, resource = np.argwhere(crossed)[0].tolist()
+        name, unit = (("cpu_millicores", _MILLICORES), ("memory_bytes", 1.0))[resource]
+        raise InvalidArgumentError(
+            f"containers.smallest_{name}[{row}]",
+            float(asked_smallest[row, resource] * unit),
+            f"must not be above containers.largest_{name}[{row}]",
+        )
+    return smallest, largest
+
+
+def _last_resizes(request: ScaleRequest, count: int) -> LastResizes:
+    if not request.HasField("last_resizes"):
+        nothing = np.full((count, 2), np.nan)
+        return LastResizes(np.zeros(count, np.uint8), nothing, np.zeros(count, np.int64), np.zeros(count))
+    columns = Columns(request.last_resizes, "last_resizes", count, "one per container")
     status = columns.enumeration("status", ResizeStatus)
-    failed = status == ResizeStatus.ERROR
-    if failed.any():
+    failures = columns.counts("failures")
+    if status is not None and (failed := status == ResizeStatus.ERROR).any():
         for field in ("failures", "seconds_since_attempt"):
             if not columns.given(field):
-                raise InvalidArgumentError(
-                    f"last_resizes.{field}",
-                    "none",
-                    f"must be given, for status[{int(failed.argmax())}] is ERROR",
+                raise columns.missing(
+                    field, f"give one per container, for status[{failed.argmax()}] is ERROR"
                 )
-    seconds = columns.optional("seconds_since_attempt", _AGE_SECONDS)
+    attempted = columns.figures(_ATTEMPTED)
+    attempted[0] /= _MILLICORES
     return LastResizes(
-        status=status,
-        attempted=np.stack(
-            (
-                columns.optional("attempted_cpu_millicores", figures.CPU_USED_MILLICORES) / _MILLICORES,
-                columns.optional("attempted_memory_bytes", figures.BYTES),
-            ),
-            axis=1,
-        ),
-        failures=columns.counts("failures"),
+        status=np.zeros(count, np.uint8) if status is None else status,
+        attempted=attempted[:2].T,
+        failures=np.zeros(count, np.int64) if failures is None else failures,
         # Not known: as if it had been just now, for nothing is urgent about a repetition.
-        seconds_since_attempt=np.nan_to_num(seconds),
+        seconds_since_attempt=np.nan_to_num(attempted[2]),
     )
 
 
 def _require_unique(field: str, names: Sequence[str]) -> None:
-    if len(set(names)) == len(names) and "" not in names:
+    distinct = set(names)
+    if len(distinct) == len(names) and "" not in distinct:
         return
     rows: dict[str, int] = {}
     for row, name in enumerate(names):

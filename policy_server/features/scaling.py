@@ -193,10 +193,11 @@ def _recent_latency(history: MeasurementHistory) -> Float64Array:
 
 def _filled(column: Float64Array) -> Float64Array:
     """Turns [up to HISTORY_INTERVALS, C], oldest first, into [HISTORY_INTERVALS, C], newest first and finite."""
+    finite = np.isfinite(column)
+    if len(column) == HISTORY_INTERVALS and finite.all():
+        return column[::-1]
     filled = np.full((HISTORY_INTERVALS, column.shape[1]), np.nan)
-    filled[: len(column)] = np.where(np.isfinite(column), column, np.nan)[::-1]
-    if not np.isnan(filled).any():
-        return filled
+    filled[: len(column)] = np.where(finite, column, np.nan)[::-1]
     for age in range(1, HISTORY_INTERVALS):
         filled[age] = np.where(np.isnan(filled[age]), filled[age - 1], filled[age])
     for age in range(HISTORY_INTERVALS - 2, -1, -1):

@@ -18,7 +18,7 @@ say.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import Any
 
@@ -206,39 +206,29 @@ def safe_decisions(
         constraints: of single containers; None: those of the settings.
     """
     of_each = constraints or Constraints.of(settings, len(fleet))
+    count, nodes = len(fleet), len(fleet.node_cpu_cores)
     warm = np.isfinite(history.column("cpu_usage_cores")).sum(axis=0) >= settings.warm_up_intervals
-    memory_usage = history.newest("memory_usage_bytes")
+    cpu_usage, memory_usage = history.newest("cpu_usage_cores"), history.newest("memory_usage_bytes")
     floor, killed = memory_floor(history, settings)
-    no_floor = np.zeros(len(fleet))
-    cpu = _decide(
-        wanted.cpu_cores,
-        history.newest("cpu_limit_cores"),
-        history.newest("cpu_usage_cores"),
-        np.isfinite(history.newest("cpu_usage_cores")),
-        warm,
-        no_floor,
-        np.zeros(len(fleet), np.bool_),
-        (of_each.smallest_cpu_cores, of_each.largest_cpu_cores),
-        of_each.hold,
-        fleet.node,
-        fleet.node_cpu_cores,
+    # Both resources at once, as if each container were two and each node had a twin for memory.
+    both = _decide(
+        np.concatenate((wanted.cpu_cores, wanted.memory_bytes)),
+        np.concatenate((history.newest("cpu_limit_cores"), history.newest("memory_limit_bytes"))),
+        np.concatenate((cpu_usage, floor)),
+        np.concatenate((np.isfinite(cpu_usage), np.isfinite(memory_usage) & (memory_usage > 0))),
+        np.concatenate((warm, warm)),
+        np.concatenate((np.zeros(count), floor)),
+        np.concatenate((np.zeros(count, np.bool_), killed)),
+        (
+            np.concatenate((of_each.smallest_cpu_cores, of_each.smallest_memory_bytes)),
+            np.concatenate((of_each.largest_cpu_cores, of_each.largest_memory_bytes)),
+        ),
+        np.concatenate((of_each.hold, of_each.hold)),
+        np.concatenate((fleet.node, fleet.node + nodes)),
+        np.concatenate((fleet.node_cpu_cores, fleet.node_memory_bytes)),
         settings,
     )
-    memory = _decide(
-        wanted.memory_bytes,
-        history.newest("memory_limit_bytes"),
-        floor,
-        np.isfinite(memory_usage) & (memory_usage > 0),
-        warm,
-        floor,
-        killed,
-        (of_each.smallest_memory_bytes, of_each.largest_memory_bytes),
-        of_each.hold,
-        fleet.node,
-        fleet.node_memory_bytes,
-        settings,
-    )
-    return ScalingDecisions(cpu, memory)
+    return ScalingDecisions(_rows(both, slice(count)), _rows(both, slice(count, None)))
 
 
 def memory_floor(history: MeasurementHistory, settings: ScalingSettings) -> tuple[Float64Array, BoolArray]:
@@ -308,6 +298,14 @@ def _quotient(numerator: Float64Array, denominator: NDArray[Any]) -> Float64Arra
     return quotient
 
 
+def _zero_for_nan(values: Float64Array) -> Float64Array:
+    return np.where(np.isfinite(values), values, 0.0)
+
+
+def _rows(decision: ResourceDecision, rows: slice) -> ResourceDecision:
+    return ResourceDecision(*(getattr(decision, column.name)[rows] for column in fields(decision)))
+
+
 def _decide(
     wanted: Float64Array,
     limit: Float64Array,
@@ -345,7 +343,7 @@ def _decide(
     target = np.where(held, limit, stepped)
 
     best_effort = hold == ScalingReason.BEST_EFFORT
-    exempt = (floor > np.where(np.isnan(target), 0.0, target)) & ~best_effort
+    exempt = (floor > _zero_for_nan(target)) & ~best_effort
     target = np.where(exempt, floor, target)
     note(exempt, ScalingReason.MEMORY_IN_USE)
     note(exempt & killed, ScalingReason.OUT_OF_MEMORY)
@@ -360,8 +358,8 @@ def _decide(
     target = np.where(moved, np.minimum(bounded, most), target)
 
     free = moved & ~exempt
-    counted = np.nan_to_num(target)
-    shared = share_nodes(counted, np.where(free, np.nan_to_num(use), counted), node, capacity)
+    counted = _zero_for_nan(target)
+    shared = share_nodes(counted, np.where(free, _zero_for_nan(use), counted), node, capacity)
     cut = note(free & (shared < counted * _ROUNDING), ScalingReason.NODE_SHARED)
     target = np.where(cut, np.maximum(shared, least), target)
 
@@ -369,7 +367,7 @@ def _decide(
     resting = free & limited & within_dead_band(target, limit, settings) & (limit >= least) & (limit <= most)
     target = np.where(note(resting, ScalingReason.WITHIN_DEAD_BAND), limit, target)
 
-    counted = np.nan_to_num(target)
+    counted = _zero_for_nan(target)
     fitted = fit_nodes(counted, np.where(limited, limit, 0.0), ~free | ~limited, node, capacity)
     cut = note(free & (fitted < counted * _ROUNDING), ScalingReason.NODE_SHARED)
     fitted = np.maximum(fitted, least)
