@@ -19,6 +19,7 @@ from training.provenance import git_commit
 from training.scaling.cli import (
     evaluate_scale_command,
     export_scale_command,
+    plot_scale_command,
     scale_command,
     tune_scale_command,
 )
@@ -316,6 +317,7 @@ def training_command(config: CmmacConfig) -> str:
 
 main.add_command(scale_command)
 main.add_command(tune_scale_command)
+main.add_command(plot_scale_command)
 main.add_command(export_scale_command)
 evaluate_group.add_command(evaluate_scale_command)
 

@@ -64,9 +64,9 @@ def scale_command(
     folder; stop with Ctrl-C and go on with --resume. Held-out seeds and windows are never trained on.
     """
     import torch
-    from torch.utils.tensorboard import SummaryWriter
 
     from training.checkpoints import RunError
+    from training.learning_plot import BASELINES_FILE, PLOT_FILE, TrainingLog
     from training.scaling.plot import plot_learning
     from training.scaling.training import load_config, train
     from training.scaling.tuning import try_rule
@@ -76,7 +76,7 @@ def scale_command(
     given = given_hyperparameters(ScalingTrainingConfig, arguments)
     try:
         config = replace(load_config(folder), **given) if resume else ScalingTrainingConfig(**given)
-        with SummaryWriter(str(folder / "tensorboard")) as writer, progress_bar() as progress:
+        with TrainingLog(folder, "scale") as log, progress_bar() as progress:
             tasks: dict[str, Any] = {}
 
             def on_progress(stage: str, done: int, total: int, figures: dict[str, float]) -> None:
@@ -88,8 +88,7 @@ def scale_command(
                     else ""
                 )
                 progress.update(tasks[stage], completed=done, figures=shown)
-                for name, value in figures.items():
-                    writer.add_scalar(f"scale-{stage}/{name}", value, done)
+                log.write(done, {f"{stage}/{name}": value for name, value in figures.items()})
 
             state = train(application, config, folder, resume=resume, on_progress=on_progress)
     except RunError as error:
@@ -99,8 +98,12 @@ def scale_command(
         raise click.exceptions.Exit(130) from None
     with _notices.status("running the rules on the validation episodes"):
         rules = {name: try_rule(application, name, {}).cost for name in GRIDS}
+    (folder / BASELINES_FILE).write_text(json.dumps(rules, indent=2) + "\n")
     plot = plot_learning(
-        folder, state.history, rules, f"Learning to scale: {config.algorithm}, seed {config.seed}"
+        folder / PLOT_FILE,
+        {config.algorithm: state.history},
+        rules,
+        f"Learning to scale: {config.algorithm}, seed {config.seed}",
     )
     summary = {
         "run": str(folder),
@@ -120,6 +123,36 @@ def scale_command(
             f"{state.seconds / 60:.1f} minutes: validation cost {state.best_cost:.3f}, best rule "
             f"{min(rules.values()):.3f}; learning curve: {plot}"
         )
+
+
+@click.command("plot-scale")
+@click.option(
+    "--run",
+    "folders",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    multiple=True,
+    required=True,
+    help="Folder of a finished run; may be repeated.",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    required=True,
+    help="Picture (PNG, SVG, PDF).",
+)
+def plot_scale_command(folders: tuple[Path, ...], output: Path) -> None:
+    """Draw the learning of several runs of `policy-train scale` in one picture."""
+    from training.checkpoints import RunError, read_history
+    from training.learning_plot import BASELINES_FILE
+    from training.scaling.plot import plot_learning
+    from training.scaling.training import load_config
+
+    try:
+        histories = {str(load_config(folder).algorithm): read_history(folder) for folder in folders}
+        rules = json.loads((folders[0] / BASELINES_FILE).read_text())
+    except (RunError, OSError) as error:
+        raise click.ClickException(f"{error}; give runs that `policy-train scale` has finished") from None
+    _notices.print(f"drew {plot_learning(output, histories, rules, 'Learning to scale')}")
 
 
 @click.command("scale")

@@ -17,7 +17,6 @@ from training.scaling.simulation import latency_quantile
 from training.scaling.workload import LEVELS, Load, load_curves, offered_rates
 from training.workloads.seeds import held_out_seed
 
-
 Controller = Callable[[Fleet, MeasurementHistory], tuple[Float64Array, Float64Array]]
 """Decides limits from what was measured: float64 [C] cores and [C] bytes."""
 

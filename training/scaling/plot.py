@@ -9,47 +9,39 @@ import matplotlib as mpl
 import numpy as np
 
 from policy_server.cluster.snapshot import Float64Array
+from training.learning_plot import plot_curves
 from training.scaling.evaluation import OURS, CurvePoint
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-LEARNING_FILE = "learning.png"
-
 
 def plot_learning(
-    folder: Path, history: Sequence[Mapping[str, float]], rules: Mapping[str, float], title: str
+    path: Path, histories: Mapping[str, Sequence[Mapping[str, float]]], rules: Mapping[str, float], title: str
 ) -> Path:
     """Validation cost over experience, with the rules' costs as lines.
 
     Args:
-        folder: for the picture.
-        history: figures of each validation.
+        path: of the picture.
+        histories: figures of each validation, by algorithm.
         rules: validation cost by name.
         title: of the plot.
-
-    Returns:
-        The picture's path.
     """
-    figure, axes = plt.subplots(figsize=(9, 5.5), layout="constrained")
-    axes.plot(
-        [point["transitions"] / 1e6 for point in history],
-        [point["validation_cost"] for point in history],
-        color="tab:blue",
-        linewidth=2.2,
-        marker="o",
-        markersize=4,
-        label="learned",
+    return plot_curves(
+        path,
+        {
+            name: (
+                [point["transitions"] / 1e6 for point in history],
+                [point["validation_cost"] for point in history],
+            )
+            for name, history in histories.items()
+        },
+        rules,
+        labels=("container intervals experienced, million", "cost of an interval on validation episodes"),
+        title=title,
+        best=min,
     )
-    for row, (name, cost) in enumerate(sorted(rules.items(), key=lambda item: item[1])):
-        axes.axhline(cost, color=f"C{row + 1}", linewidth=1.3, linestyle="--", label=f"{name} ({cost:.3f})")
-    axes.set_xlabel("container intervals experienced, million")
-    axes.set_ylabel("cost of an interval on validation episodes")
-    axes.set_title(title)
-    axes.grid(alpha=0.3)
-    axes.legend()
-    return _save(figure, folder / LEARNING_FILE)
 
 
 def plot_trade_off(

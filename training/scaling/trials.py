@@ -14,7 +14,7 @@ from training.scaling import kernel
 from training.scaling.application import Application
 from training.scaling.episodes import Episode
 from training.scaling.loop import PROVISIONED_HEADROOM, ScalingLoop
-from training.scaling.objective import prices
+from training.scaling.objective import COST_PARTS, prices
 from training.scaling.simulation import DEFAULT_INTERVAL_SECONDS
 
 WARM_UP_SECONDS = 60.0
@@ -114,6 +114,7 @@ def run_trials(
         kills += outcome.kills.sum(axis=1)
         costs = costs + step.costs.stacked().reshape(instances, loop.simulation.containers, -1).sum(axis=1)
     parts = np.asarray(costs) / intervals
+    part = {name: parts[:, column] for column, name in enumerate(COST_PARTS)}
     return Trials(
         requests=requests,
         latency_seconds=latency,
@@ -121,8 +122,8 @@ def run_trials(
         violations=violations,
         failures=failures,
         kills=kills,
-        cpu_cores=parts[:, 2],
-        memory_mebibytes=parts[:, 3] * 1024.0,
-        changes_per_hour=parts[:, 4] * 3600.0 / interval_seconds,
+        cpu_cores=part["cpu_cores"],
+        memory_mebibytes=part["memory_gibibytes"] * 1024.0,
+        changes_per_hour=part["changes"] * 3600.0 / interval_seconds,
         cost=parts @ prices(np.array(economy)),
     )

@@ -8,7 +8,7 @@ from policy_server.policies.scaling.safety import DEFAULT_SETTINGS
 from tests.training.scaling.small import small_application
 from training.scaling.application import CallGraph
 from training.scaling.loop import HISTORY_KEPT_INTERVALS, ScalingLoop, provisioned_limits
-from training.scaling.objective import COST_PARTS, CostParts, prices
+from training.scaling.objective import COST_PARTS, CostParts, cost_parts, prices
 from training.scaling.sock_shop import sock_shop
 
 
@@ -74,16 +74,29 @@ def test_costs_add_up_to_latency_violations_and_allocation() -> None:
 
 def test_prices_of_resources_follow_the_economy() -> None:
     table = prices(np.array([0.0, 0.5, 1.0]))
-    assert table.shape == (3, 5)
+    assert table.shape == (3, len(COST_PARTS))
     np.testing.assert_allclose(table[:, 2] / table[1, 2], [0.25, 1, 4])
     np.testing.assert_allclose(table[:, 3] / table[1, 3], [0.25, 1, 4])
-    for part in (0, 1, 4):
+    for part in (0, 1, 4, 5):
         assert len(set(table[:, part])) == 1
 
 
 def test_cost_parts_keep_their_order() -> None:
-    parts = CostParts(*(np.full((1, 1), float(number)) for number in range(5)))
-    np.testing.assert_array_equal(parts.stacked(), [[0, 1, 2, 3, 4]])
+    parts = CostParts(*(np.full((1, 1), float(number)) for number in range(len(COST_PARTS))))
+    np.testing.assert_array_equal(parts.stacked(), [list(range(len(COST_PARTS)))])
+
+
+def test_memory_pressure_begins_before_the_limit() -> None:
+    loop = shop_loop(1, 4)
+    keep_cpu = loop.simulation.cpu_cores.ravel()
+    outcome = loop.step(keep(loop)).outcome
+    costs = [
+        cost_parts(
+            outcome, 0.2, keep_cpu[None], outcome.memory_usage_bytes / used, np.zeros((1, 14, 2), bool)
+        )
+        for used in (0.5, 0.85, 0.925, 1.0, 1.2)
+    ]
+    np.testing.assert_allclose([cost.pressure[0, 0] for cost in costs], [0, 0, 0.25, 1, 1], atol=1e-12)
 
 
 def test_the_history_is_bounded() -> None:

@@ -25,7 +25,7 @@ from training.scaling.config import Algorithm, ScalingTrainingConfig
 from training.scaling.contenders import CONTENDER_NAMES, contender
 from training.scaling.episodes import EpisodeSource
 from training.scaling.loop import ScalingLoop
-from training.scaling.objective import prices
+from training.scaling.objective import COST_PARTS, prices
 from training.scaling.replay import LARGEST_COST, REWARD_SCALE, ScalingReplay
 from training.scaling.training import load_config, load_policy, train
 
@@ -51,7 +51,7 @@ def filled_replay(count: int = 500, capacity: int = 1000) -> ScalingReplay:
     replay.add(
         random.random((count, FEATURES), np.float32),
         random.uniform(-1, 1, (count, 2)).astype(np.float32),
-        random.random((count, 5)) * [0.1, 0.01, 1.0, 1.0, 1.0],
+        random.random((count, len(COST_PARTS))) * [0.1, 0.01, 1.0, 1.0, 1.0, 1.0],
         random.random((count, FEATURES), np.float32),
     )
     return replay
@@ -74,7 +74,7 @@ def test_the_replay_forgets_the_oldest() -> None:
     replay = filled_replay(count=900)
     assert len(replay) == 900
     new = np.full((300, FEATURES), 2.0, np.float32)
-    replay.add(new, np.zeros((300, 2), np.float32), np.zeros((300, 5)), new)
+    replay.add(new, np.zeros((300, 2), np.float32), np.zeros((300, len(COST_PARTS))), new)
     assert len(replay) == 1000
     assert (replay._observation[:, 0] == 2.0).sum() == 300
 

@@ -5,9 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from policy_server.policies.scaling.safety import DEFAULT_SETTINGS
 from training.scaling.episodes import EpisodeSource
 from training.scaling.evaluation import ScalingEvaluation, held_out_episode
+from training.scaling.simulation import ScalingSimulation
 from training.scaling.sock_shop import sock_shop
+from training.scaling.trials import TRIAL_WORK_VARIATION
 from training.scaling.workload import LEVELS, Load, generated_bursts, load_curves, offered_rates
 from training.workloads.seeds import HELD_OUT_SEEDS, TRAINING_SEEDS
 from training.workloads.traces.location import FOLDER_VARIABLE, traces_folder
@@ -113,3 +116,21 @@ def test_training_and_validation_seeds_do_not_meet_and_nothing_is_held_out() -> 
 def test_high_load_is_more_of_the_same() -> None:
     normal, high = (held_out_episode(sock_shop(), ScalingEvaluation(load, 2)) for load in Load)
     np.testing.assert_allclose(high.rates / normal.rates, LEVELS[Load.HIGH])
+
+
+@pytest.mark.parametrize("load", Load)
+def test_every_load_of_evaluation_and_validation_can_be_served_within_the_bounds(load: Load) -> None:
+    """What no limits can serve would say nothing about policies."""
+    application = sock_shop()
+    for episode in (
+        held_out_episode(application, ScalingEvaluation(load, 40)),
+        EpisodeSource(application).validation(8, 900, LEVELS[load]),
+    ):
+        simulation = ScalingSimulation(application, episode.seeds, work_variation=TRIAL_WORK_VARIATION)
+        graph = simulation.graph
+        interval_rates = episode.rates.reshape(len(episode.seeds), -1, 5).mean(axis=2)
+        needed_cores = interval_rates.max(axis=1)[:, None] * simulation.mean_cpu_cores_per_rate
+        assert needed_cores.max() < 0.95 * DEFAULT_SETTINGS.largest_cpu_cores
+        for cores in needed_cores:
+            needed_on_node = np.bincount(graph.service_node, weights=cores)
+            assert (needed_on_node < 0.95 * graph.node_cpu_cores).all()
