@@ -205,6 +205,63 @@ def query_dispatch(
         asking.print_decision(response)
 
 
+@query.command("scale")
+@_address
+@click.argument(
+    "file", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=str), required=False
+)
+@click.option("--example", is_flag=True, help="Print a commented example of FILE and ask nothing.")
+@click.option("--policy", help="Policy to ask; by default that of FILE, else the active one.")
+@click.option(
+    "--economy",
+    type=click.FloatRange(0, 1),
+    help="0 spares latency most, 1 resources; by default that of FILE, else as the server is set.",
+)
+@_timeout
+@_json
+def query_scale(
+    address: str,
+    file: str | None,
+    example: bool,
+    policy: str | None,
+    economy: float | None,
+    timeout_seconds: float,
+    as_json: bool,
+) -> None:
+    """Ask what CPU and memory containers should have. FILE holds their measurements in YAML or JSON; - reads stdin.
+
+    \b
+    Exit status: 0 answered; 1 the server refused, or none answers; 2 wrong usage, or FILE cannot be used.
+    """
+    from policy_server import query as asking
+    from policy_server.client.scaling import (
+        ScalingDocumentError,
+        recommendations,
+        scale_request_of_document,
+    )
+    from policy_server.client.scaling_documents import document_of, example_document, read_document
+
+    if example:
+        click.echo(example_document(), nl=False)
+        return
+    if file is None:
+        raise click.UsageError("Missing argument 'FILE'; --example shows what it may hold.")
+    try:
+        with click.open_file(file, encoding="utf-8") as stream:
+            request = scale_request_of_document(read_document(stream.read()))
+    except (ScalingDocumentError, UnicodeDecodeError) as error:
+        raise click.UsageError(f"{file}: {error}") from None
+    if policy is not None:
+        request.policy = policy
+    if economy is not None:
+        request.economy = economy
+    response = asking.ask_scale(address, request, timeout_seconds)
+    if as_json:
+        click.echo(json.dumps(document_of(recommendations(request, response)), indent=2))
+    else:
+        asking.print_recommendations(request, response)
+
+
 @query.command("state")
 @_address
 @_timeout
@@ -234,7 +291,7 @@ def query_state(address: str, timeout_seconds: float, as_json: bool) -> None:
 )
 @_json
 def policies(models: Path | None, as_json: bool) -> None:
-    """List the policies a server would know: model bundles, each checked, and heuristics.
+    """List the policies a server would know: model bundles, each checked, and heuristics, with what they decide.
 
     \b
     Exit status: 0 listed; 1 a bundle is refused, or there is no such directory; 2 wrong usage.

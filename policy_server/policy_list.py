@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from policy_server.policies.heuristics import HEURISTIC_DISPATCH_NAMES, heuristic_dispatch
-from policy_server.runtime.bundle import BundleError, find_bundles
+from policy_server.policies.scaling import RULE_SCALING_NAMES
+from policy_server.runtime.bundle import BundleError, declared_kind, find_bundles
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class ListedPolicy:
         name: to ask for.
         version: of the bundle; empty for a heuristic.
         kind: ``model`` or ``heuristic``.
+        decides: ``dispatch`` or ``scaling``.
         path: of the bundle; empty for a heuristic.
         refused: why the policy would not be loaded; empty if it would.
     """
@@ -28,6 +30,7 @@ class ListedPolicy:
     name: str
     version: str
     kind: str
+    decides: str
     path: str = ""
     refused: str = ""
 
@@ -51,7 +54,14 @@ def list_policies(models: Path | None) -> list[ListedPolicy]:
             except BundleError as error:
                 refused = str(error)
             listed.append(
-                ListedPolicy(location.policy, location.version, "model", str(location.path), refused)
+                ListedPolicy(
+                    location.policy,
+                    location.version,
+                    "model",
+                    declared_kind(location.path),
+                    str(location.path),
+                    refused,
+                )
             )
     for name in HEURISTIC_DISPATCH_NAMES:
         refused = ""
@@ -59,14 +69,15 @@ def list_policies(models: Path | None) -> list[ListedPolicy]:
             heuristic_dispatch(name)
         except ImportError as error:
             refused = str(error)
-        listed.append(ListedPolicy(name, "", "heuristic", refused=refused))
+        listed.append(ListedPolicy(name, "", "heuristic", "dispatch", refused=refused))
+    listed.extend(ListedPolicy(name, "", "heuristic", "scaling") for name in RULE_SCALING_NAMES)
     return listed
 
 
 def print_policies(listed: list[ListedPolicy]) -> None:
     """Prints policies as a table."""
-    table = Table("policy", "version", "kind", "state")
+    table = Table("policy", "version", "kind", "decides", "state")
     for entry in listed:
         state = f"refused: {entry.refused}" if entry.refused else "ready"
-        table.add_row(entry.name, entry.version, entry.kind, state)
+        table.add_row(entry.name, entry.version, entry.kind, entry.decides, state)
     Console().print(table)

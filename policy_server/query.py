@@ -12,9 +12,12 @@ from google.protobuf.message import Message
 from rich.console import Console, Group
 from rich.table import Table
 
+from policy_server.client.scaling import ContainerRecommendation, ResourceRecommendation, recommendations
 from policy_server.proto.policy.v1.decision_pb2 import DecisionSource, FallbackReason, Provenance
 from policy_server.proto.policy.v1.dispatch_service_pb2 import DispatchRequest, DispatchResponse
 from policy_server.proto.policy.v1.dispatch_service_pb2_grpc import DispatchServiceStub
+from policy_server.proto.policy.v1.scaling_service_pb2 import ScaleRequest, ScaleResponse
+from policy_server.proto.policy.v1.scaling_service_pb2_grpc import ScalingServiceStub
 from policy_server.proto.policy.v1.state_service_pb2 import GetStateRequest, GetStateResponse
 from policy_server.proto.policy.v1.state_service_pb2_grpc import StateServiceStub
 
@@ -32,6 +35,15 @@ def ask_dispatch(address: str, request: DispatchRequest, timeout_seconds: float)
     return _ask(
         address, lambda channel: DispatchServiceStub(channel).Dispatch(request, timeout=timeout_seconds)
     )
+
+
+def ask_scale(address: str, request: ScaleRequest, timeout_seconds: float) -> ScaleResponse:
+    """The server's recommendations.
+
+    Raises:
+        click.ClickException: the server refuses, or none answers.
+    """
+    return _ask(address, lambda channel: ScalingServiceStub(channel).Scale(request, timeout=timeout_seconds))
 
 
 def ask_state(address: str, timeout_seconds: float) -> GetStateResponse:
@@ -66,6 +78,28 @@ def print_decision(response: DispatchResponse) -> None:
     facts.add_row("candidates", str(response.candidate_count))
     facts.add_row("snapshot", _snapshot(source))
     Console().print(Group(choices, facts))
+
+
+def print_recommendations(request: ScaleRequest, response: ScaleResponse) -> None:
+    """Prints a row per container, and who decided."""
+    table = Table(title="recommendations", title_justify="left")
+    for name in ("container", "now", "CPU, millicores", "why", "memory, MiB", "why"):
+        table.add_column(name, overflow="fold")
+    for row in recommendations(request, response):
+        table.add_row(
+            row.container,
+            _now(row),
+            _amount(row.cpu, 1.0),
+            row.cpu.reason.lower(),
+            _amount(row.memory, 2.0**20),
+            row.memory.reason.lower(),
+            style="bold" if row.apply else None,
+        )
+    facts = Table.grid(padding=(0, 2))
+    for origin in response.provenances:
+        facts.add_row("policy", f"{origin.policy} {origin.policy_version}")
+        facts.add_row("source", _source(origin))
+    Console().print(Group(table, facts))
 
 
 def print_state(state: GetStateResponse) -> None:
@@ -121,6 +155,18 @@ def _explain(address: str, error: Any) -> str:
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return f"no answer from {address} in time; allow more with --timeout"
     return f"{code.name}: {details}"
+
+
+def _now(row: ContainerRecommendation) -> str:
+    return "resize" if row.apply else f"hold: {row.hold_reason.lower()}"
+
+
+def _amount(resource: ResourceRecommendation, unit: float) -> str:
+    """Target, and the bounds that it lies between."""
+    if resource.target != resource.target:
+        return "none"
+    bounds = f"{resource.lower_bound / unit:.0f} to {resource.upper_bound / unit:.0f}"
+    return f"{resource.target / unit:.0f} ({bounds})"
 
 
 def _source(source: Provenance) -> str:

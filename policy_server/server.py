@@ -24,12 +24,15 @@ from policy_server.api.dispatch_logic import DispatchLimits, DispatchLogic
 from policy_server.api.grpc_server import SERVICE_NAMES, add_services, listen, server_options
 from policy_server.api.health import Health
 from policy_server.api.rpc import RpcServices
+from policy_server.api.scaling_logic import ScalingLogic
+from policy_server.api.scaling_messages import ScalingLimits
 from policy_server.cluster.snapshot import Snapshot
 from policy_server.cluster.state_source import StateSource, state_source
 from policy_server.cluster.state_store import StateStore
 from policy_server.policies.dispatch import DispatchView
 from policy_server.policies.guard import GuardObserver, GuardSettings
 from policy_server.runtime.registry import PolicyRegistry
+from policy_server.runtime.scaling_registry import ScalingRegistry
 from policy_server.settings import Settings
 from policy_server.telemetry.export import Telemetry, start_telemetry
 from policy_server.telemetry.metrics import ServerGauges, ServerMetrics
@@ -53,6 +56,8 @@ class PolicyServer:
         logic: answers questions, once started.
         picker: serves Envoy, once started, where the settings want it.
         registry: the policies, once started.
+        scaling: answers questions about scaling, once started.
+        scaling_registry: the policies of scaling, once started.
         store: the state, once started.
         metrics: what it counts.
         telemetry: what was started of it, once started.
@@ -63,6 +68,8 @@ class PolicyServer:
     logic: DispatchLogic
     picker: PickerServer | None
     registry: PolicyRegistry
+    scaling: ScalingLogic
+    scaling_registry: ScalingRegistry
     store: StateStore[DispatchView]
     telemetry: Telemetry
 
@@ -94,7 +101,7 @@ class PolicyServer:
         Raises:
             OSError: the address cannot be bound.
             BundleError: there is no directory of models.
-            UnknownPolicyError: the active policy, the fallback or the placement policy is not known.
+            UnknownPolicyError: an active policy, a fallback or the placement policy is not known.
             StateSourceError: the state source cannot be had.
             TelemetryError: the metrics port cannot be bound.
         """
@@ -112,6 +119,13 @@ class PolicyServer:
         spans = ProblemSpans()
         observer = DecisionObserver(self.metrics, spans)
         self.registry = _load_policies(settings, observer)
+        self.scaling_registry = ScalingRegistry(
+            settings.models,
+            active=settings.scaling_policy,
+            fallback=settings.scaling_fallback,
+            settings=GuardSettings(budget_seconds=settings.model_budget_seconds),
+            observer=observer,
+        )
         self.store = StateStore(self._prepare)
         self.logic = DispatchLogic(
             self.store,
@@ -121,6 +135,17 @@ class PolicyServer:
             batch_window_seconds=settings.batch_window_seconds,
         )
         self.picker = self._listen_for_envoy(spans) if settings.envoy else None
+        self.scaling = ScalingLogic(
+            self.scaling_registry,
+            self.metrics,
+            limits=ScalingLimits(
+                containers=settings.max_scaling_containers,
+                stale_after_seconds=settings.scaling_stale_after_seconds,
+                economy=settings.scaling_economy,
+            ),
+            most_in_flight=settings.max_in_flight,
+            retry_after_milliseconds=settings.retry_pushback_milliseconds,
+        )
         self.telemetry = start_telemetry(
             self.metrics,
             self._gauges(),
@@ -132,7 +157,12 @@ class PolicyServer:
         await self._health.start()
         self._services = RpcServices(self._server, self.metrics, spans)
         add_services(
-            self._services, self.logic, self.store, self._health, with_reflection=settings.reflection
+            self._services,
+            self.logic,
+            self.scaling,
+            self.store,
+            self._health,
+            with_reflection=settings.reflection,
         )
         if settings.extender_port is not None:
             await self._start_extender(settings.extender_port, observer)
@@ -193,7 +223,7 @@ class PolicyServer:
         return ServerGauges(
             state_age_seconds=lambda: self.store.age_seconds(),
             pending_picks=lambda: math.nan if self.store.held is None else self.store.held.ledger.pending,
-            in_flight=lambda: self.logic.in_flight,
+            in_flight=lambda: self.logic.in_flight + self.scaling.in_flight,
             proxied_in_flight=lambda: math.nan if self.picker is None else self.picker.picker.in_flight,
         )
 

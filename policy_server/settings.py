@@ -44,6 +44,19 @@ class Settings:
         About("Policy for requests that name none; by default the first loaded model, else the fallback."),
     ] = None
     fallback: Annotated[str, About("Heuristic that answers when a policy cannot.")] = "earliest-completion"
+    scaling_policy: Annotated[
+        str | None,
+        About(
+            "Scaling policy for requests that name none; by default the first loaded model, else the rule."
+        ),
+    ] = None
+    scaling_fallback: Annotated[str, About("Scaling rule that answers when a policy cannot.")] = "threshold"
+    scaling_economy: Annotated[
+        float, About("What scaling models spare unless a request says: 0 latency most, 1 resources.", 0, 1)
+    ] = 0.5
+    scaling_stale_after_seconds: Annotated[
+        float, About("Age of a measurement beyond which its container is not scaled.", 1e-3, 1e9)
+    ] = 60.0
     state_source: Annotated[
         str | None, About("Where the state comes from when nobody reports it, such as simulator.")
     ] = None
@@ -60,9 +73,9 @@ class Settings:
     batch_window_seconds: Annotated[
         float, About("How long a request that is not alone waits for others; 0: not at all.", 0, 1)
     ] = 0.0
-    max_in_flight: Annotated[int, About("Dispatch requests handled at the same time; more are shed.", 1)] = (
-        1024
-    )
+    max_in_flight: Annotated[
+        int, About("Dispatch requests, and Scale requests, handled at the same time; more are shed.", 1)
+    ] = 1024
     retry_pushback_milliseconds: Annotated[
         int, About("How long a shed caller is told to wait.", 0, 2**31 - 1)
     ] = 100
@@ -72,6 +85,7 @@ class Settings:
     max_batch_requests: Annotated[
         int, About("Requests in one DispatchBatch, and outcomes in one ReportOutcome.", 1)
     ] = 4096
+    max_scaling_containers: Annotated[int, About("Containers one Scale request may carry.", 1)] = 10_000
     max_connection_age_seconds: Annotated[
         float,
         About("Age at which a connection is replaced, so that clients find new replicas; 0: never.", 0, 1e6),

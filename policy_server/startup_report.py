@@ -7,8 +7,11 @@ from importlib.metadata import version
 
 from policy_server.policies.guard import MissingModel
 from policy_server.policies.heuristics import HEURISTIC_DISPATCH_NAMES
+from policy_server.policies.scaling import RULE_SCALING_NAMES
+from policy_server.policies.scaling.guard import MissingScaling
 from policy_server.runtime.cpu_budget import read_cpu_budget
 from policy_server.runtime.registry import PolicyRegistry
+from policy_server.runtime.scaling_registry import ScalingRegistry
 from policy_server.server import PolicyServer
 
 
@@ -23,22 +26,28 @@ def startup_report(server: PolicyServer) -> str:
 
 def _rows(server: PolicyServer) -> Iterator[tuple[str, str]]:
     settings, registry, telemetry = server.settings, server.registry, server.telemetry
+    scaling = server.scaling_registry
     yield "address", server.address
     if server.picker is not None:
         yield "Envoy", f"{server.picker.address}, {settings.envoy_max_endpoints} endpoints a request"
     yield "policy", _policy(registry)
     yield "fallback", settings.fallback
     yield "models", _models(registry)
-    for failure in registry.last_reload.failures:
-        yield "refused", str(failure)
     yield "heuristics", ", ".join(HEURISTIC_DISPATCH_NAMES)
+    yield "scaling policy", _policy(scaling)
+    yield "scaling fallback", settings.scaling_fallback
+    yield "scaling models", _models(scaling)
+    yield "scaling rules", ", ".join(RULE_SCALING_NAMES)
+    for failure in (*registry.last_reload.failures, *scaling.last_reload.failures):
+        yield "refused", str(failure)
     yield "CPU", read_cpu_budget().describe()
     yield "threads", "1 for calls and decisions, 1 per model session"
     yield "state", f"from {settings.state_source}" if settings.state_source else "as reported by ReportState"
     yield (
         "limits",
         f"{settings.max_message_bytes} bytes a message, {settings.max_inline_candidates} inline candidates, "
-        f"{settings.max_batch_requests} requests a batch, {settings.max_in_flight} in flight",
+        f"{settings.max_batch_requests} requests a batch, {settings.max_scaling_containers} containers to scale, "
+        f"{settings.max_in_flight} in flight",
     )
     yield (
         "model guard",
@@ -53,13 +62,13 @@ def _rows(server: PolicyServer) -> Iterator[tuple[str, str]]:
     yield "traces", "off" if telemetry.tracer is None else "to the collector"
 
 
-def _policy(registry: PolicyRegistry) -> str:
+def _policy(registry: PolicyRegistry | ScalingRegistry) -> str:
     active = registry.get()
-    if isinstance(active.policy, MissingModel):
+    if isinstance(active.policy, MissingModel | MissingScaling):
         return f"{active.name}, of which no version could be loaded: the fallback answers"
     return f"{active.name} {active.version}"
 
 
-def _models(registry: PolicyRegistry) -> str:
+def _models(registry: PolicyRegistry | ScalingRegistry) -> str:
     loaded = [f"{name} {bundle.manifest.version}" for name, bundle in registry.bundles.items()]
     return ", ".join(loaded) or "none"

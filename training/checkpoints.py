@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from training.algorithms.cmmac import CmmacConfig, CmmacState, initial_state
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    ConfigT = TypeVar("ConfigT", bound=DataclassInstance)
 
 CONFIG_FILE = "config.json"
 CHECKPOINT_FILE = "checkpoint.pt"
@@ -26,7 +31,7 @@ class RunError(ValueError):
     """A run folder that cannot be used. The message names the folder, the trouble and the remedy."""
 
 
-def create_run(folder: Path, config: CmmacConfig) -> None:
+def create_run(folder: Path, config: DataclassInstance) -> None:
     """Starts a run folder.
 
     Raises:
@@ -35,7 +40,7 @@ def create_run(folder: Path, config: CmmacConfig) -> None:
     if (folder / CONFIG_FILE).exists():
         raise RunError(f"{folder}: holds a run already; go on with --resume, or choose another folder")
     folder.mkdir(parents=True, exist_ok=True)
-    _write_config(folder, config)
+    write_config(folder, config)
 
 
 def resume_run(folder: Path, changes: Mapping[str, Any]) -> tuple[CmmacConfig, CmmacState]:
@@ -59,33 +64,47 @@ def resume_run(folder: Path, changes: Mapping[str, Any]) -> tuple[CmmacConfig, C
             )
     for group in state.critic_optimiser.param_groups:
         group["lr"] = changed.critic_learning_rate
-    _write_config(folder, changed)
+    write_config(folder, changed)
     return changed, state
 
 
 def load_config(folder: Path) -> CmmacConfig:
+    """The configuration of a run of request dispatch.
+
+    Raises:
+        RunError: as :func:`read_config`.
+    """
+    return read_config(folder, CmmacConfig, "policy-train dispatch")
+
+
+def read_config(folder: Path, kind: type[ConfigT], command: str) -> ConfigT:
     """The configuration of a run.
+
+    Args:
+        folder: of the run.
+        kind: dataclass of the hyperparameters.
+        command: that trains into such a folder.
 
     Raises:
         RunError: there is none, or it has unknown keys.
     """
     path = folder / CONFIG_FILE
     if not path.exists():
-        raise RunError(f"{folder}: holds no {CONFIG_FILE}; train into it first with `policy-train dispatch`")
+        raise RunError(f"{folder}: holds no {CONFIG_FILE}; train into it first with `{command}`")
     values: dict[str, Any] = json.loads(path.read_text())
     try:
         arguments: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
         }
-        return CmmacConfig(**arguments)
+        return kind(**arguments)
     except (TypeError, ValueError) as error:
         raise RunError(f"{path}: {error}; it was written by another version of the training code") from None
 
 
 def save_checkpoint(folder: Path, state: CmmacState) -> None:
-    """Writes the state in one step: a crash leaves the old checkpoint or the new one."""
-    temporary = folder / f"{CHECKPOINT_FILE}.partial"
-    torch.save(
+    """Writes checkpoint and history."""
+    write_tensors(
+        folder / CHECKPOINT_FILE,
         {
             "actor": state.actor.state_dict(),
             "critic": state.critic.state_dict(),
@@ -96,11 +115,8 @@ def save_checkpoint(folder: Path, state: CmmacState) -> None:
             "decisions": state.decisions,
             "seconds": state.seconds,
         },
-        temporary,
     )
-    os.replace(temporary, folder / CHECKPOINT_FILE)
-    with (folder / HISTORY_FILE).open("w") as history:
-        history.writelines(json.dumps(figures) + "\n" for figures in state.history)
+    write_history(folder, state.history)
 
 
 def load_checkpoint(folder: Path) -> tuple[CmmacConfig, CmmacState]:
@@ -125,11 +141,29 @@ def load_checkpoint(folder: Path) -> tuple[CmmacConfig, CmmacState]:
         raise RunError(f"{path}: does not fit the networks of this version; train anew ({error})") from None
     state.update, state.decisions = int(saved["update"]), int(saved["decisions"])
     state.seconds = float(saved["seconds"])
-    history = folder / HISTORY_FILE
-    if history.exists():
-        state.history = [json.loads(line) for line in history.read_text().splitlines()]
+    state.history = read_history(folder)
     return config, state
 
 
-def _write_config(folder: Path, config: CmmacConfig) -> None:
+def write_config(folder: Path, config: DataclassInstance) -> None:
+    """Records the hyperparameters of a run."""
     (folder / CONFIG_FILE).write_text(json.dumps(asdict(config), indent=2) + "\n")
+
+
+def write_tensors(path: Path, content: Mapping[str, Any]) -> None:
+    """Writes in one step: a crash leaves the old file or the new one."""
+    temporary = path.with_name(f"{path.name}.partial")
+    torch.save(dict(content), temporary)
+    os.replace(temporary, path)
+
+
+def write_history(folder: Path, history: Sequence[Mapping[str, float]]) -> None:
+    """Figures of a run, one JSON object a line."""
+    with (folder / HISTORY_FILE).open("w") as file:
+        file.writelines(json.dumps(figures) + "\n" for figures in history)
+
+
+def read_history(folder: Path) -> list[dict[str, float]]:
+    """What :func:`write_history` wrote; nothing before that."""
+    path = folder / HISTORY_FILE
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import shlex
-import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +12,17 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from training.hyperparameters import given_hyperparameters, hyperparameter_options
+from training.hyperparameters import command_line, given_hyperparameters, hyperparameter_options
+from training.options import bundle_options, recorded_evaluations, run_option
 from training.progress import progress_bar
+from training.provenance import git_commit
+from training.scaling.cli import (
+    evaluate_scale_command,
+    export_scale_command,
+    plot_scale_command,
+    scale_command,
+    tune_scale_command,
+)
 from training.simulator.presets import PRESETS
 from training.workloads.patterns import Pattern
 
@@ -31,13 +38,7 @@ def main() -> None:
 
 
 @main.command("dispatch")
-@click.option(
-    "--run",
-    "folder",
-    type=click.Path(path_type=Path, file_okay=False),
-    required=True,
-    help="Folder of checkpoints, history and TensorBoard events.",
-)
+@run_option("Folder of checkpoints, history and TensorBoard events.")
 @click.option("--resume", is_flag=True, help="Go on from the run's checkpoint.")
 @click.option("--checkpoint-every", type=click.IntRange(1), default=5, show_default=True, help="Updates.")
 @click.option("--validate-every", type=click.IntRange(1), default=10, show_default=True, help="Updates.")
@@ -257,22 +258,7 @@ def evaluate_dispatch(
 
 
 @main.command("export")
-@click.option(
-    "--run",
-    "folder",
-    type=click.Path(path_type=Path, file_okay=False),
-    required=True,
-    help="Folder of the run.",
-)
-@click.option(
-    "--models",
-    "root",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("exported_models"),
-    show_default=True,
-    help="Root of the model bundles.",
-)
-@click.option("--version", required=True, help="Semantic version of the bundle; a version never changes.")
+@run_option("Folder of the run.")
 @click.option(
     "--sampling-temperature",
     type=click.FloatRange(0),
@@ -280,14 +266,7 @@ def evaluate_dispatch(
     show_default=True,
     help="0 serves the best score; above 0 samples from softmax(score / temperature).",
 )
-@click.option(
-    "--evaluation",
-    "evaluations",
-    type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    multiple=True,
-    help="JSON output of `policy-train evaluate dispatch` to record in the manifest; may be repeated.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the bundle's folder as JSON.")
+@bundle_options
 def export_command(
     folder: Path,
     root: Path,
@@ -316,12 +295,12 @@ def export_command(
                 seed=config.seed,
                 data=f"generated patterns {', '.join(Pattern)}, training seeds, presets "
                 f"{', '.join(dict.fromkeys(config.presets))}",
-                git_commit=_git_commit(),
+                git_commit=git_commit(),
                 torch_version=str(torch.__version__),
                 steps=state.decisions,
                 wall_seconds=state.seconds,
             ),
-            evaluation=_recorded_evaluations(evaluations),
+            evaluation=recorded_evaluations(evaluations),
         )
     except (RunError, ExportError, BundleError) as error:
         raise click.ClickException(str(error)) from None
@@ -331,50 +310,16 @@ def export_command(
         _notices.print(f"exported {bundle}")
 
 
-def _recorded_evaluations(paths: tuple[Path, ...]) -> dict[str, Any]:
-    """The figures in the files, by file name without suffix.
-
-    Raises:
-        click.UsageError: two files of one name, or one that is not JSON.
-    """
-    recorded: dict[str, Any] = {}
-    for path in paths:
-        if path.stem in recorded:
-            raise click.UsageError(f"--evaluation {path}: another {path.stem!r} is given; rename one of them")
-        try:
-            recorded[path.stem] = json.loads(path.read_text())
-        except ValueError as error:
-            raise click.UsageError(
-                f"--evaluation {path}: not JSON ({error}); give the output of `policy-train evaluate dispatch --json`"
-            ) from None
-    return recorded
-
-
 def training_command(config: CmmacConfig) -> str:
     """The command line that trains with this configuration: every value that differs from its default."""
-    words = ["policy-train", "dispatch", "--run", "RUN"]
-    defaults = asdict(CmmacConfig())
-    for name, value in asdict(config).items():
-        if value == defaults[name]:
-            continue
-        option = f"--{name.replace('_', '-')}"
-        if isinstance(value, tuple) and isinstance(value[0], str):
-            for item in value:
-                words += [option, item]
-        else:
-            words += [option, *map(str, value if isinstance(value, tuple) else (value,))]
-    return shlex.join(words)
+    return command_line(("policy-train", "dispatch", "--run", "RUN"), config)
 
 
-def _git_commit() -> str:
-    """The commit of the training code, ``unknown`` outside a checkout."""
-    answer = subprocess.run(
-        ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return answer.stdout.strip() if answer.returncode == 0 else "unknown"
+main.add_command(scale_command)
+main.add_command(tune_scale_command)
+main.add_command(plot_scale_command)
+main.add_command(export_scale_command)
+evaluate_group.add_command(evaluate_scale_command)
 
 
 if __name__ == "__main__":

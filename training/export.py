@@ -27,6 +27,7 @@ from policy_server.runtime.goldens import Golden
 from policy_server.runtime.graph_contract import ENCODER, HEAD, dispatch_signatures
 from policy_server.runtime.manifest import TrainingRecord
 from policy_server.runtime.session import ModelSession
+from policy_server.runtime.signature import Signature
 from training.networks.dispatch import DispatchActor
 
 OPSET = 18
@@ -69,12 +70,13 @@ def export_dispatch(actor: DispatchActor, seed: int = 0) -> Exported:
     ):
         signature = dispatch_signatures(context_width)[name]
         outputs = tuple(spec.name for spec in signature.outputs)
-        # Dimensions of 0 or 1 would be taken for constants, so the example is a case without any.
-        models[name] = _export(network, cases[2], outputs, name)
+        models[name] = to_onnx(network, cases[2], signature, name)
         session = ModelSession(models[name])
         for position, inputs in enumerate(cases):
-            expected = _run_torch(network, inputs, outputs)
-            _compare(name, position, expected, dict(zip(outputs, session.run(dict(inputs)), strict=True)))
+            expected = run_torch(network, inputs, outputs)
+            require_agreement(
+                name, position, expected, dict(zip(outputs, session.run(dict(inputs)), strict=True))
+            )
             if position in (0, 3):
                 goldens.append(Golden(name, inputs, expected))
     return Exported(models, goldens)
@@ -148,12 +150,23 @@ def _positive(random: np.random.Generator, rows: int, width: int) -> NDArray[np.
     return random.exponential(1.0, (rows, width)).astype(np.float32)
 
 
-def _export(network: nn.Module, example: Arrays, outputs: tuple[str, ...], name: str) -> bytes:
+def to_onnx(network: nn.Module, example: Arrays, signature: Signature, name: str) -> bytes:
+    """The serialised ONNX graph of a network.
+
+    Args:
+        network: takes the signature's inputs as keyword arguments.
+        example: inputs without a dimension of 0 or 1, which would be taken for constants.
+        signature: sizes that it names by a word are dynamic.
+        name: of the graph, for messages.
+
+    Raises:
+        ExportError: torch exports nothing.
+    """
     dimensions = {
         spec.name: {
             axis: torch.export.Dim.DYNAMIC for axis, size in enumerate(spec.shape) if isinstance(size, str)
         }
-        for spec in dispatch_signatures(1)[name].inputs
+        for spec in signature.inputs
     }
     with _quiet_exporter():
         program = torch.onnx.export(
@@ -162,7 +175,7 @@ def _export(network: nn.Module, example: Arrays, outputs: tuple[str, ...], name:
             dynamo=True,
             opset_version=OPSET,
             input_names=list(example),
-            output_names=list(outputs),
+            output_names=[spec.name for spec in signature.outputs],
             dynamic_shapes=dimensions,
             verbose=False,
         )
@@ -204,14 +217,20 @@ def _quiet_exporter() -> Iterator[None]:
                 logger.setLevel(level)
 
 
-def _run_torch(network: nn.Module, inputs: Arrays, outputs: tuple[str, ...]) -> dict[str, NDArray[Any]]:
+def run_torch(network: nn.Module, inputs: Arrays, outputs: tuple[str, ...]) -> dict[str, NDArray[Any]]:
+    """What the network itself computes, by name of the output."""
     with torch.no_grad():
         results = network(**{key: torch.from_numpy(value) for key, value in inputs.items()})
     results = results if isinstance(results, tuple) else (results,)
     return {key: result.numpy() for key, result in zip(outputs, results, strict=True)}
 
 
-def _compare(name: str, case: int, expected: Arrays, actual: Arrays) -> None:
+def require_agreement(name: str, case: int, expected: Arrays, actual: Arrays) -> None:
+    """Checks what ONNX Runtime computed against what torch computed.
+
+    Raises:
+        ExportError: they differ, or choose differently.
+    """
     for key, reference in expected.items():
         difference = float(np.abs(reference - actual[key]).max(initial=0.0))
         scale = max(1.0, float(np.abs(reference).max(initial=0.0)))

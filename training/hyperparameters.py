@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import click
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
@@ -41,6 +45,28 @@ def given_hyperparameters(config: type, arguments: dict[str, Any]) -> dict[str, 
     """The hyperparameters among parsed arguments that were given on the command line."""
     names = {column.name for column in fields(config)}
     return {name: value for name, value in arguments.items() if name in names and value not in (None, ())}
+
+
+def command_line(words: Sequence[str], config: DataclassInstance) -> str:
+    """A command line with every hyperparameter that differs from its default.
+
+    Args:
+        words: of the command, to which the options are added.
+        config: a dataclass all of whose fields have defaults.
+    """
+    types = get_type_hints(type(config))
+    line = list(words)
+    for column in fields(config):
+        value = getattr(config, column.name)
+        if value == column.default:
+            continue
+        option = f"--{column.name.replace('_', '-')}"
+        if _is_list(types[column.name]):
+            for item in value:
+                line += [option, str(item)]
+        else:
+            line += [option, *map(str, value if isinstance(value, tuple) else (value,))]
+    return shlex.join(line)
 
 
 def _parameter_type(annotation: Any) -> Any:

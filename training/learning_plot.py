@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -17,10 +18,16 @@ PLOT_FILE = "learning.png"
 
 
 class TrainingLog:
-    """TensorBoard events of a run, as a context manager."""
+    """TensorBoard events of a run, as a context manager.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: of the run.
+        group: that the figures appear in.
+    """
+
+    def __init__(self, folder: Path, group: str = "cmmac") -> None:
         self._writer = SummaryWriter(str(folder / "tensorboard"))
+        self._group = group
 
     def __enter__(self) -> TrainingLog:
         return self
@@ -33,7 +40,7 @@ class TrainingLog:
     def write(self, update: int, figures: dict[str, float]) -> None:
         """One value per figure."""
         for name, value in figures.items():
-            self._writer.add_scalar(f"cmmac/{name}", value, update)
+            self._writer.add_scalar(f"{self._group}/{name}", value, update)
 
 
 def plot_learning(folder: Path, history: list[dict[str, float]], title: str) -> Path:
@@ -48,30 +55,66 @@ def plot_learning(folder: Path, history: list[dict[str, float]], title: str) -> 
         The picture's path.
     """
     points = [figures for figures in history if "validation_throughput_rate" in figures]
-    figure, axes = plt.subplots(figsize=(9, 5.5), layout="constrained")
-    axes.plot(
-        [point["decisions"] / 1e6 for point in points],
-        [point["validation_throughput_rate"] for point in points],
-        color="tab:blue",
-        linewidth=2.2,
-        marker="o",
-        markersize=4,
-        label="kais (cMMAC)",
-        zorder=5,
-    )
     baselines = folder / BASELINES_FILE
-    if baselines.exists():
-        rates: dict[str, float] = json.loads(baselines.read_text())
-        for row, (name, rate) in enumerate(sorted(rates.items(), key=lambda item: -item[1])):
-            axes.axhline(
-                rate, color=f"C{row + 1}", linewidth=1.3, linestyle="--", label=f"{name} ({rate:.3f})"
+    return plot_curves(
+        folder / PLOT_FILE,
+        {
+            "kais (cMMAC)": (
+                [point["decisions"] / 1e6 for point in points],
+                [point["validation_throughput_rate"] for point in points],
             )
-    axes.set_xlabel("decisions learned from, million")
-    axes.set_ylabel("throughput rate on validation scenarios")
+        },
+        json.loads(baselines.read_text()) if baselines.exists() else {},
+        labels=("decisions learned from, million", "throughput rate on validation scenarios"),
+        title=title,
+        best=max,
+    )
+
+
+def plot_curves(
+    path: Path,
+    curves: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    baselines: Mapping[str, float],
+    *,
+    labels: tuple[str, str],
+    title: str,
+    best: Callable[[Iterable[float]], float],
+) -> Path:
+    """Draws curves of learning, with baselines as lines, the best baseline first in the legend.
+
+    Args:
+        path: of the picture (PNG, SVG, PDF).
+        curves: experience and figure, by name.
+        baselines: figures by name.
+        labels: of experience and figure.
+        title: of the plot.
+        best: ``max`` or ``min``: which figures are good.
+
+    Returns:
+        The picture's path.
+    """
+    figure, axes = plt.subplots(figsize=(9, 5.5), layout="constrained")
+    for row, (name, (experience, figures)) in enumerate(curves.items()):
+        label = name if len(curves) == 1 else f"{name} ({best(figures):.3f})"
+        axes.plot(
+            experience,
+            figures,
+            color=f"C{row}",
+            linewidth=2.2,
+            marker="o",
+            markersize=4,
+            label=label,
+            zorder=5,
+        )
+    ordered = sorted(baselines.items(), key=lambda item: item[1], reverse=best is max)
+    for row, (name, value) in enumerate(ordered, start=len(curves)):
+        axes.axhline(value, color=f"C{row}", linewidth=1.3, linestyle="--", label=f"{name} ({value:.3f})")
+    axes.set_xlabel(labels[0])
+    axes.set_ylabel(labels[1])
     axes.set_title(title)
     axes.grid(alpha=0.3)
-    axes.legend(loc="lower right", framealpha=0.95)
-    path = folder / PLOT_FILE
+    axes.legend(loc="lower right" if best is max else "upper right", framealpha=0.95)
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=140)
     plt.close(figure)
     return path

@@ -12,10 +12,12 @@ from policy_server.api.dispatch_logic import DispatchLogic
 from policy_server.api.dispatch_servicer import DispatchServicer
 from policy_server.api.health import Health
 from policy_server.api.rpc import RpcServices
+from policy_server.api.scaling_logic import ScalingLogic
+from policy_server.api.scaling_servicer import ScalingServicer
 from policy_server.api.state_servicer import StateServicer
 from policy_server.cluster.state_store import StateStore
 from policy_server.policies.dispatch import DispatchView
-from policy_server.proto.policy.v1 import dispatch_service_pb2, state_service_pb2
+from policy_server.proto.policy.v1 import dispatch_service_pb2, scaling_service_pb2, state_service_pb2
 
 ChannelOptions = tuple[tuple[str, Any], ...]
 
@@ -25,11 +27,12 @@ _MOST_CALLS_NOT_ACCEPTED_YET = 16_384
 _REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
 
 DISPATCH = dispatch_service_pb2.DESCRIPTOR.services_by_name["DispatchService"]
+SCALING = scaling_service_pb2.DESCRIPTOR.services_by_name["ScalingService"]
 STATE = state_service_pb2.DESCRIPTOR.services_by_name["StateService"]
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
 REFLECTION = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
 
-SERVICE_NAMES = (DISPATCH.full_name, STATE.full_name)
+SERVICE_NAMES = (DISPATCH.full_name, STATE.full_name, SCALING.full_name)
 """Whose health follows readiness."""
 
 
@@ -62,6 +65,7 @@ def server_options(
 def add_services(
     services: RpcServices,
     logic: DispatchLogic,
+    scaling: ScalingLogic,
     store: StateStore[DispatchView],
     health: Health,
     *,
@@ -70,6 +74,7 @@ def add_services(
     """Adds everything the server offers."""
     services.add(DISPATCH, DispatchServicer(logic, store))
     services.add(STATE, StateServicer(store))
+    services.add(SCALING, ScalingServicer(scaling))
     services.add(HEALTH, health.servicer)
     if with_reflection:
         names = (*SERVICE_NAMES, HEALTH.full_name, REFLECTION.full_name)

@@ -15,11 +15,10 @@ So a hanging model makes at most one decision late by more than its budget.
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -29,7 +28,7 @@ from policy_server.cluster.ledger import Ledger
 from policy_server.cluster.queries import DispatchQueries, DispatchQuery
 from policy_server.cluster.snapshot import BoolArray, Float32Array, Int64Array
 from policy_server.features.candidates import Candidates
-from policy_server.policies.circuit_breaker import BreakerSettings, BreakerState, CircuitBreaker
+from policy_server.policies.circuit_breaker import BreakerState
 from policy_server.policies.decision_origin import (
     DecisionOrigin,
     DecisionSource,
@@ -50,7 +49,8 @@ from policy_server.policies.dispatch import (
 )
 from policy_server.policies.finite_inputs import FiniteInputs, all_finite, impute
 from policy_server.policies.heuristics import EarliestCompletion
-from policy_server.policies.patience import OutOfPatienceError, PatientWorker
+from policy_server.policies.model_calls import DEFAULT_SETTINGS, GuardObserver, GuardSettings, ModelCalls
+from policy_server.policies.patience import OutOfPatienceError
 
 __all__ = [
     "DEFAULT_FALLBACK",
@@ -66,49 +66,9 @@ __all__ = [
     "MissingModel",
 ]
 
-_LOGGER = logging.getLogger(__name__)
 DEFAULT_FALLBACK = EarliestCompletion()
 _NO_SCORES: Float32Array = np.empty(0, np.float32)
 _RANK_LAST = np.float32(-1e30)
-
-
-class GuardObserver:
-    """Is told what the guard meets. Does nothing by itself; telemetry overrides what it counts.
-
-    Called on the deciding thread, so it must be quick and must not raise.
-    """
-
-    def fell_back(
-        self, policy: str, reason: FallbackReason, queries: int, error: Exception | None = None
-    ) -> None:
-        """The fallback answered ``queries`` queries of one call in place of ``policy``."""
-
-    def found_non_finite_inputs(self, policy: str, values: int) -> None:
-        """NaN or infinite features, imputed before ``policy`` saw them."""
-
-    def overran(self, policy: str, seconds: float) -> None:
-        """``policy`` answered in place, but late: after ``seconds``."""
-
-    def breaker_changed(self, policy: str, state: BreakerState) -> None:
-        """The circuit breaker of ``policy`` opened or closed."""
-
-
-@dataclass(frozen=True)
-class GuardSettings:
-    """Limits of the guard."""
-
-    maximum_state_age_seconds: float = math.inf
-    """Learned policies do not judge older state. Heuristics do: they count their own picks."""
-    budget_seconds: float | None = None
-    """Time a policy has for one call; None: as long as it takes."""
-    probation_calls: int = 5
-    """Calls in a row within the budget after which a policy is trusted."""
-    minimum_remaining_seconds: float = 0.001
-    """A policy is not asked when the caller's own deadline is nearer than this."""
-    breaker: BreakerSettings = field(default_factory=BreakerSettings)
-
-
-DEFAULT_SETTINGS = GuardSettings()
 
 
 class MissingModel:
@@ -170,8 +130,7 @@ class GuardedDispatch:
         self._settings = settings
         self._observer = observer or GuardObserver()
         self._found_non_finite_inputs = partial(self._observer.found_non_finite_inputs, policy.name)
-        self._clock = clock
-        self._breaker = CircuitBreaker(settings.breaker, clock)
+        self._calls = ModelCalls(policy.name, settings, self._observer, clock)
         self._missing = isinstance(policy, MissingModel)
         self._learned = policy.learned
         self._asked: DispatchPolicy = policy
@@ -181,9 +140,6 @@ class GuardedDispatch:
             self._asked = FiniteInputs(policy, self._found_non_finite_inputs)
             self._maximum_age_seconds = settings.maximum_state_age_seconds
             self._minimum_remaining_seconds = settings.minimum_remaining_seconds
-        self._in_place = not settings.probation_calls
-        self._calls_in_time = 0
-        self._worker = PatientWorker(f"probation of {policy.name}")
 
     @property
     def name(self) -> str:
@@ -198,12 +154,12 @@ class GuardedDispatch:
     @property
     def breaker_state(self) -> BreakerState:
         """Whether the policy is being asked."""
-        return self._breaker.state
+        return self._calls.breaker_state
 
     @property
     def degraded(self) -> bool:
         """Whether the fallback answers everything for the time being."""
-        return self._missing or self._breaker.state is not BreakerState.CLOSED
+        return self._missing or self._calls.breaker_state is not BreakerState.CLOSED
 
     def prepare(self, view: DispatchView) -> None:
         """Prepares a snapshot ahead of its first decision, off the decision path and without a time limit.
@@ -215,7 +171,7 @@ class GuardedDispatch:
         try:
             view.prepared(self._asked)
         except Exception as error:
-            self._count_fault(error)
+            self._calls.failed(error)
 
     def decide(
         self,
@@ -312,7 +268,7 @@ class GuardedDispatch:
             return _NO_SCORES, _Trouble(FallbackReason.STALE_STATE)
         if remaining_seconds < self._minimum_remaining_seconds:
             return _NO_SCORES, _Trouble(FallbackReason.BUDGET_SPENT)
-        if not self._breaker.allows():
+        if not self._calls.allowed():
             return _NO_SCORES, _Trouble(FallbackReason.CIRCUIT_OPEN)
         asked = self._asked
         imputed = impute(candidates.features) if self._learned else None
@@ -321,8 +277,10 @@ class GuardedDispatch:
             if self._settings.budget_seconds is None:
                 scores = asked.score(candidates, view.prepared(asked), random)
             else:
-                scores, in_time = self._score_within(
-                    self._settings.budget_seconds, view, candidates, random, remaining_seconds
+                scores, in_time = self._calls.make(
+                    lambda: asked.score(candidates, view.prepared(asked), random),
+                    self._settings.budget_seconds,
+                    remaining_seconds,
                 )
             if scores.shape != candidates.segment.shape:
                 raise ValueError(f"scores: shape {scores.shape} for {len(candidates)} candidates")
@@ -330,52 +288,15 @@ class GuardedDispatch:
         except OutOfPatienceError as error:
             return _NO_SCORES, _Trouble(FallbackReason.BUDGET_SPENT, error)
         except Exception as error:
-            self._count_fault(error)
+            self._calls.failed(error)
             return _NO_SCORES, _Trouble(FallbackReason.MODEL_ERROR, error)
         if not finite or imputed is not None:
             return scores, _Trouble(
                 FallbackReason.NON_FINITE_OUTPUT, finite=np.isfinite(scores), imputed=imputed, in_time=in_time
             )
-        if in_time and self._breaker.succeeded():
-            self._report_recovery()
+        if in_time:
+            self._calls.succeeded()
         return scores, None
-
-    def _score_within(
-        self,
-        budget_seconds: float,
-        view: DispatchView,
-        candidates: Candidates,
-        random: np.random.Generator,
-        remaining_seconds: float,
-    ) -> tuple[Float32Array, bool]:
-        """Scores, and whether they came within the budget.
-
-        Raises:
-            OutOfPatienceError: on probation, and neither within the budget nor within the remaining time.
-        """
-        asked = self._asked
-        if not self._in_place:
-            try:
-                scores = self._worker.call(
-                    lambda: asked.score(candidates, view.prepared(asked), random),
-                    min(budget_seconds, remaining_seconds),
-                )
-            except OutOfPatienceError as error:
-                # A caller in more of a hurry than the budget is not the policy's fault.
-                if remaining_seconds >= budget_seconds:
-                    self._count_overrun(error)
-                raise
-            self._calls_in_time += 1
-            self._in_place = self._calls_in_time >= self._settings.probation_calls
-            return scores, True
-        started = self._clock()
-        scores = asked.score(candidates, view.prepared(asked), random)
-        seconds = self._clock() - started
-        if seconds <= budget_seconds:
-            return scores, True
-        self._observer.overran(self.name, seconds)
-        self._count_overrun(OutOfPatienceError(f"{seconds:.3g} s instead of {budget_seconds:g} s"))
-        return scores, False
 
     def _stand_in(self, call: _Call, scores: Float32Array, trouble: _Trouble) -> GuardedDecisions:
         """The decisions in spite of the trouble."""
@@ -402,9 +323,9 @@ class GuardedDispatch:
             self._found_non_finite_inputs(int(trouble.imputed.sum()))
             reasons[candidates.segment[trouble.imputed.any(axis=1)]] = FallbackReason.NON_FINITE_INPUT
         if (reasons == FallbackReason.NON_FINITE_OUTPUT).any():
-            self._count_fault(ValueError("scores: NaN or an infinity"))
-        elif trouble.in_time and self._breaker.succeeded():
-            self._report_recovery()
+            self._calls.failed(ValueError("scores: NaN or an infinity"))
+        elif trouble.in_time:
+            self._calls.succeeded()
         affected = np.flatnonzero(reasons)
         first = FallbackReason(int(reasons[affected[0]]))
         if (reasons[np.diff(candidates.offsets) > 0] == first).all():
@@ -454,20 +375,6 @@ class GuardedDispatch:
         if call.record:
             record_picks(candidates, positions, call.ledger, call.now_seconds)
         return decisions
-
-    def _count_overrun(self, error: Exception) -> None:
-        self._in_place = False
-        self._calls_in_time = 0
-        self._count_fault(error)
-
-    def _count_fault(self, error: Exception) -> None:
-        if self._breaker.failed():
-            _LOGGER.warning("policy %s: fails repeatedly, not asked for a while: %s", self.name, error)
-            self._observer.breaker_changed(self.name, BreakerState.OPEN)
-
-    def _report_recovery(self) -> None:
-        _LOGGER.info("policy %s: sound again", self.name)
-        self._observer.breaker_changed(self.name, BreakerState.CLOSED)
 
 
 class _Trouble(NamedTuple):

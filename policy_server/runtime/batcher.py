@@ -20,7 +20,7 @@ QueryT = TypeVar("QueryT")
 AnswerT = TypeVar("AnswerT")
 
 BATCH_PAYS_FROM = 5
-"""Queries from which on a batch beats single decisions: about 230 us against 43 us each by the shipped model."""
+"""Dispatch queries from which on a batch beats single decisions: about 230 us against 43 us each by the shipped one."""
 
 
 class ExpiredError(Exception):
@@ -35,6 +35,7 @@ class MicroBatcher(Generic[QueryT, AnswerT]):
         decide_many: decides queries; what it gives back for each is the answer, or the exception to raise there.
         window_seconds: how long a query that is not alone waits for others.
         maximum_batch: most queries decided together.
+        batch_pays_from: queries from which on a batch costs less than its members.
         clock: monotonic seconds.
     """
 
@@ -45,12 +46,14 @@ class MicroBatcher(Generic[QueryT, AnswerT]):
         *,
         window_seconds: float = 0.0,
         maximum_batch: int = 256,
+        batch_pays_from: int = BATCH_PAYS_FROM,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._decide_one = decide_one
         self._decide_many = decide_many
         self._window_seconds = window_seconds
         self._maximum_batch = maximum_batch
+        self._batch_pays_from = batch_pays_from
         self._clock = clock
         self._waiting: list[_Waiting[QueryT, AnswerT]] = []
         self._arrived = 0
@@ -82,7 +85,9 @@ class MicroBatcher(Generic[QueryT, AnswerT]):
             loop.call_soon(self._end_turn, context=self._no_context)
         self._arrived += 1
         crowded = (
-            not alone or self._waiting if self._window_seconds else self._arrived_before >= BATCH_PAYS_FROM
+            not alone or self._waiting
+            if self._window_seconds
+            else self._arrived_before >= self._batch_pays_from
         )
         if not crowded:
             return self._decide_one(query, remaining_seconds)
@@ -123,7 +128,7 @@ class MicroBatcher(Generic[QueryT, AnswerT]):
 
     def _answer(self, batch: Sequence[_Waiting[QueryT, AnswerT]]) -> None:
         results: Sequence[AnswerT | Exception]
-        if len(batch) < BATCH_PAYS_FROM:
+        if len(batch) < self._batch_pays_from:
             results = [self._result_of_one(waiting) for waiting in batch]
         else:
             results = self._results_of_many(batch)

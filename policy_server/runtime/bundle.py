@@ -12,6 +12,7 @@ Nothing in a bundle is ever unpickled, and every byte is read once: what was has
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -22,6 +23,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from policy_server.features.scaling import SCALING_SCHEMA
 from policy_server.features.schema import SCHEMA
 from policy_server.runtime.goldens import Golden, GoldenError, pack_goldens, replay_goldens, unpack_goldens
 from policy_server.runtime.graph_contract import require_dispatch_graphs
@@ -33,6 +35,7 @@ from policy_server.runtime.manifest import (
     TrainingRecord,
 )
 from policy_server.runtime.onnx_model import opset_version
+from policy_server.runtime.scaling_graph import require_scaling_graph
 from policy_server.runtime.session import ModelError, ModelSession
 from policy_server.runtime.signature import Signature, SignatureError
 from policy_server.runtime.versions import SemanticVersion
@@ -58,7 +61,11 @@ class _Kind:
     require_graphs: Callable[[Mapping[str, Signature]], None]
 
 
-_KINDS = {"dispatch": _Kind(SCHEMA.hash, require_dispatch_graphs)}
+_KINDS = {
+    "dispatch": _Kind(SCHEMA.hash, require_dispatch_graphs),
+    "scaling": _Kind(SCALING_SCHEMA.hash, require_scaling_graph),
+}
+_DEFAULT_KIND = "dispatch"
 
 
 class BundleError(Exception):
@@ -122,7 +129,7 @@ def shipped_bundles_root() -> Path:
     return Path(str(resources.files("exported_models")))
 
 
-def find_bundles(root: Path | None = None) -> dict[str, list[BundleLocation]]:
+def find_bundles(root: Path | None = None, *, kind: str | None = None) -> dict[str, list[BundleLocation]]:
     """Bundle directories by policy, latest version first.
 
     Directories that are not named like a version are listed last, so that loading reports them. Hidden directories
@@ -130,6 +137,7 @@ def find_bundles(root: Path | None = None) -> dict[str, list[BundleLocation]]:
 
     Args:
         root: holds ``<policy>/<version>/``; None: the bundles shipped with the package.
+        kind: only bundles of this kind, by :func:`declared_kind`.
 
     Raises:
         BundleError: there is no such directory.
@@ -141,10 +149,21 @@ def find_bundles(root: Path | None = None) -> dict[str, list[BundleLocation]]:
     for directory in sorted(root.iterdir()):
         if directory.is_dir() and _POLICY_NAME.fullmatch(directory.name):
             versions = [p for p in directory.iterdir() if p.is_dir() and not p.name.startswith(".")]
+            if kind is not None:
+                versions = [path for path in versions if declared_kind(path) == kind]
             if versions:
                 versions.sort(key=_precedence, reverse=True)
                 found[directory.name] = [BundleLocation(directory.name, p.name, p) for p in versions]
     return found
+
+
+def declared_kind(path: Path) -> str:
+    """The kind that a bundle says it is of; ``dispatch`` where it says nothing that is known, for loading to report."""
+    try:
+        kind = json.loads(_read(path, MANIFEST_FILE))["kind"]
+    except (BundleError, ValueError, KeyError, TypeError):
+        return _DEFAULT_KIND
+    return kind if kind in _KINDS else _DEFAULT_KIND
 
 
 def manifest_digest(path: Path) -> str:
@@ -198,7 +217,7 @@ def write_bundle(
         root: directory of all bundles; created if need be.
         policy: name.
         version: a new semantic version.
-        kind: ``dispatch``.
+        kind: ``dispatch`` or ``scaling``.
         models: serialised ONNX models by name.
         goldens: examples, at least one per model.
         sampling_temperature: see :class:`~policy_server.runtime.manifest.Manifest`.

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 from policy_server.policies.dispatch import DispatchPolicy
@@ -22,45 +18,14 @@ from policy_server.policies.heuristics import (
     heuristic_dispatch,
 )
 from policy_server.policies.onnx_dispatch import OnnxDispatch
-from policy_server.runtime.bundle import Bundle, BundleError, BundleLocation, find_bundles, manifest_digest
+from policy_server.runtime.bundle import Bundle
+from policy_server.runtime.bundle_registry import BundleRegistry, ReloadReport
 
 __all__ = ["PolicyRegistry", "ReloadReport", "UnknownPolicyError"]
 
-_LOGGER = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True)
-class ReloadReport:
-    """What a reload did. Whatever was refused stays out, and what served before serves on.
-
-    Attributes:
-        loaded: bundles that serve from now on.
-        kept: bundles that serve on.
-        missing: names of learned policies of which no version could be loaded.
-        failures: why bundles were refused.
-    """
-
-    loaded: tuple[Bundle, ...]
-    kept: tuple[Bundle, ...]
-    missing: tuple[str, ...]
-    failures: tuple[BundleError, ...]
-
-
-@dataclass(frozen=True)
-class _State:
-    """Replaced as a whole, so that readers need no lock."""
-
-    policies: Mapping[str, GuardedDispatch]
-    bundles: Mapping[str, Bundle]
-    active: str
-
-
-class PolicyRegistry:
-    """Names to guarded policies: all heuristics, and the latest loadable version of every learned policy.
-
-    Reading takes no lock and sees one state or the next, never a mixture. Whoever got a policy may go on using it; a
-    replaced version is freed with its last user. Heuristics are made when first asked for.
-    """
+class PolicyRegistry(BundleRegistry[GuardedDispatch]):
+    """Names to guarded dispatch policies: all heuristics, and every learned policy of kind ``dispatch``."""
 
     def __init__(
         self,
@@ -84,133 +49,21 @@ class PolicyRegistry:
             BundleError: there is no ``root``.
             UnknownPolicyError: of ``active``, or ``fallback`` is not a heuristic.
         """
-        find_bundles(root)
-        self._root = root
         self._fallback = heuristic_dispatch(fallback)
         self._settings = settings
         self._observer = observer
-        self._writer = threading.Lock()
-        self._state = _State({}, {}, fallback)
-        self._last_reload = self.reload()
-        self.set_active(active)
+        super().__init__(root, kind="dispatch", rules=HEURISTIC_DISPATCH_NAMES, active=active)
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Every name that can be asked for, learned policies first."""
-        learned = [name for name, policy in self._state.policies.items() if policy.policy.learned]
-        return (*learned, *HEURISTIC_DISPATCH_NAMES)
+    def _learned(self, bundle: Bundle) -> GuardedDispatch:
+        return self._guarded(OnnxDispatch(bundle))
 
-    @property
-    def active(self) -> str:
-        """Name of the policy for requests that name none."""
-        return self._state.active
+    def _missing(self, name: str) -> GuardedDispatch:
+        return self._guarded(MissingModel(name))
 
-    @property
-    def bundles(self) -> Mapping[str, Bundle]:
-        """Loaded bundles by policy name."""
-        return self._state.bundles
-
-    @property
-    def last_reload(self) -> ReloadReport:
-        """Outcome of the latest :meth:`reload`, at first of the one at start."""
-        return self._last_reload
-
-    def get(self, name: str | None = None) -> GuardedDispatch:
-        """The policy of that name; without a name, or with an empty one, the active policy.
-
-        Raises:
-            UnknownPolicyError: there is none; the message lists those there are.
-        """
-        state = self._state
-        wanted = name or state.active
-        return state.policies.get(wanted) or self._add_heuristic(wanted)
-
-    def set_active(self, name: str) -> None:
-        """Makes a policy the one for requests that name none.
-
-        Raises:
-            UnknownPolicyError: there is none of that name.
-        """
-        self.get(name)
-        with self._writer:
-            self._state = replace(self._state, active=name)
-
-    def reload(self) -> ReloadReport:
-        """Looks for bundles again and serves the latest version of each policy that passes every check.
-
-        A new version is loaded before the old one is let go. A policy none of whose bundles loads keeps the version
-        it has.
-        """
-        loaded, kept, missing, failures = [], [], [], []
-        with self._writer:
-            try:
-                found = find_bundles(self._root)
-            except BundleError as error:
-                found = {}
-                failures.append(error)
-            for name in dict.fromkeys((*found, *self._state.bundles)):
-                locations = found.get(name, [])
-                if name in HEURISTIC_DISPATCH_NAMES:
-                    failures.append(
-                        BundleError(locations[0].path.parent, "named like a heuristic", "choose another name")
-                    )
-                    continue
-                current = self._state.bundles.get(name)
-                bundle, refused = _latest(locations, current)
-                failures.extend(refused)
-                if bundle is None:
-                    missing.append(name)
-                    self._put(self._guarded(MissingModel(name)))
-                elif bundle is current:
-                    kept.append(bundle)
-                else:
-                    loaded.append(bundle)
-                    self._put(self._guarded(OnnxDispatch(bundle)), bundle)
-            for failure in failures:
-                _LOGGER.error("bundle refused: %s", failure)
-            self._last_reload = ReloadReport(tuple(loaded), tuple(kept), tuple(missing), tuple(failures))
-            return self._last_reload
-
-    def _add_heuristic(self, name: str) -> GuardedDispatch:
-        if name not in HEURISTIC_DISPATCH_NAMES:
-            known = ", ".join(self.names)
-            raise UnknownPolicyError(f"policy: {name!r} is unknown; choose one of {known}")
-        try:
-            heuristic = heuristic_dispatch(name)
-        except ImportError as error:
-            raise UnknownPolicyError(str(error)) from error
-        with self._writer:
-            if name not in self._state.policies:
-                self._put(self._guarded(heuristic))
-        return self._state.policies[name]
-
-    def _put(self, policy: GuardedDispatch, bundle: Bundle | None = None) -> None:
-        state = self._state
-        bundles = state.bundles if bundle is None else {**state.bundles, policy.name: bundle}
-        self._state = replace(state, policies={**state.policies, policy.name: policy}, bundles=bundles)
+    def _rule(self, name: str) -> GuardedDispatch:
+        return self._guarded(heuristic_dispatch(name))
 
     def _guarded(self, policy: DispatchPolicy) -> GuardedDispatch:
         return GuardedDispatch(
             policy, fallback=self._fallback, settings=self._settings, observer=self._observer
         )
-
-
-def _latest(
-    locations: Sequence[BundleLocation], current: Bundle | None
-) -> tuple[Bundle | None, list[BundleError]]:
-    """The latest version that can be served, and why later ones cannot."""
-    refused: list[BundleError] = []
-    for location in locations:
-        try:
-            if current is None or location.version != current.manifest.version:
-                return location.load(), refused
-            if manifest_digest(location.path) != current.digest:
-                raise BundleError(
-                    location.path, "changed since it was loaded", "publish a change under a higher version"
-                )
-            return current, refused
-        except BundleError as error:
-            refused.append(error)
-    if not locations and current is not None:
-        refused.append(BundleError(current.path, "gone", "restore it, or restart without it"))
-    return current, refused

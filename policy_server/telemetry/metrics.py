@@ -231,7 +231,12 @@ class ServerMetrics:
                 "{request}",
                 gauges.pending_picks,
             ),
-            ("policy.requests.in_flight", "Dispatch requests being handled.", "{request}", gauges.in_flight),
+            (
+                "policy.requests.in_flight",
+                "Dispatch and scaling requests being handled.",
+                "{request}",
+                gauges.in_flight,
+            ),
             (
                 "policy.envoy.in_flight",
                 "Proxied requests that got an endpoint and have not ended.",

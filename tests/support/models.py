@@ -11,10 +11,12 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from policy_server.features.scaling import ECONOMY_COLUMN
 from policy_server.runtime.bundle import Bundle, write_bundle
 from policy_server.runtime.goldens import Golden
 from policy_server.runtime.graph_contract import ENCODER, HEAD, dispatch_signatures
 from policy_server.runtime.manifest import Manifest, ModelRecord, TrainingRecord
+from policy_server.runtime.scaling_graph import ACTOR, scaling_signature
 from policy_server.runtime.session import ModelSession
 from policy_server.runtime.signature import Signature, TensorSpec
 
@@ -196,3 +198,74 @@ def loaded_bundle(
         training=TRAINING,
     )
     return Bundle(Path("unchecked"), manifest, sessions, "")
+
+
+def actor_model(
+    seed: int = 0, *, fault: float | None = None, faulty_where: float = -1.0, hidden: int = WIDTH
+) -> bytes:
+    """A two-layer actor of vertical scaling.
+
+    Args:
+        seed: of the weights.
+        fault: what comes out instead of the action.
+        faulty_where: of the containers whose economy is above this; by default of all.
+        hidden: width of the hidden layer.
+    """
+    signature = scaling_signature()
+    columns = int(signature.inputs[0].shape[-1])
+    random = np.random.default_rng(seed)
+    weights: dict[str, NDArray[Any]] = {
+        "first": random.normal(0, 0.3, (columns, hidden)).astype(np.float32),
+        "second": random.normal(0, 0.3, (hidden, 2)).astype(np.float32),
+    }
+    node = helper.make_node
+    nodes = [
+        node("MatMul", ["features", "first"], ["hidden"]),
+        node("Tanh", ["hidden"], ["squashed"]),
+        node("MatMul", ["squashed", "second"], ["raw"]),
+        node("Tanh", ["raw"], ["action" if fault is None else "sound"]),
+    ]
+    if fault is not None:
+        weights |= {
+            "column": np.array([ECONOMY_COLUMN], np.int64),
+            "edge": np.array([faulty_where], np.float32),
+            "fault": np.array([fault], np.float32),
+        }
+        nodes += [
+            node("Gather", ["features", "column"], ["economy"], axis=1),
+            node("Greater", ["economy", "edge"], ["faulty"]),
+            node("Where", ["faulty", "fault", "sound"], ["action"]),
+        ]
+    return serialised_model(signature, nodes, weights)
+
+
+def write_scaling_bundle(
+    root: Path, policy: str = "td3", version: str = "1.0.0", *, seed: int = 0, **changes: Any
+) -> Path:
+    """A sound bundle of kind ``scaling``, but for ``changes`` to the arguments of ``write_bundle``."""
+    model = actor_model(seed)
+    arguments: dict[str, Any] = {
+        "kind": "scaling",
+        "models": {ACTOR: model},
+        "goldens": [golden_of(ACTOR, model, rows) for rows in (1, 3)],
+        "sampling_temperature": 0.0,
+        "training": TRAINING,
+        "evaluation": {},
+    }
+    return write_bundle(root, policy=policy, version=version, **(arguments | changes))
+
+
+def loaded_scaling_bundle(actor: bytes | None = None) -> Bundle:
+    """A bundle of an actor that no check has seen, as if it had gone wrong after it."""
+    session = ModelSession(actor or actor_model())
+    manifest = Manifest(
+        policy="td3",
+        version="1.0.0",
+        kind="scaling",
+        feature_schema_hash="",
+        sampling_temperature=0.0,
+        models={ACTOR: ModelRecord(session.signature, OPSET)},
+        files={},
+        training=TRAINING,
+    )
+    return Bundle(Path("unchecked"), manifest, {ACTOR: session}, "")

@@ -101,20 +101,20 @@ def test_a_version_never_changes(actor: DispatchActor, bundle_path: Path) -> Non
 def test_a_graph_that_computes_something_else_is_refused(
     actor: DispatchActor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    faithful = export._run_torch
+    faithful = export.run_torch
 
     def slightly_off(*arguments: object) -> dict[str, Any]:
         outputs = faithful(*arguments)  # type: ignore[arg-type]
         return {name: values + np.float32(1e-3) for name, values in outputs.items()}
 
-    monkeypatch.setattr(export, "_run_torch", slightly_off)
+    monkeypatch.setattr(export, "run_torch", slightly_off)
     with pytest.raises(export.ExportError, match=r"encoder, case 0: .* differ by .* do not ship this graph"):
         export.export_dispatch(actor)
 
 
 def test_a_graph_of_other_weights_is_refused(actor: DispatchActor, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is exported is a copy that has gone on learning."""
-    faithful = export._export
+    faithful = export.to_onnx
 
     def of_other_weights(network: torch.nn.Module, *arguments: Any) -> bytes:
         network = copy.deepcopy(network)
@@ -122,19 +122,19 @@ def test_a_graph_of_other_weights_is_refused(actor: DispatchActor, monkeypatch: 
             next(network.parameters()).add_(0.05)
         return faithful(network, *arguments)
 
-    monkeypatch.setattr(export, "_export", of_other_weights)
+    monkeypatch.setattr(export, "to_onnx", of_other_weights)
     with pytest.raises(export.ExportError, match="do not ship this graph"):
         export.export_dispatch(actor)
 
 
 def test_comparison_sees_non_finite_outputs_and_other_choices() -> None:
     scores = np.array([900.0, 1.0, 900.001], np.float32)
-    export._compare("head", 0, {"logits": scores}, {"logits": scores.copy()})
+    export.require_agreement("head", 0, {"logits": scores}, {"logits": scores.copy()})
     swapped = np.array([900.002, 1.0, 900.001], np.float32)
     with pytest.raises(export.ExportError, match=r"head, case 4: .* choose different candidates"):
-        export._compare("head", 4, {"logits": scores}, {"logits": swapped})
+        export.require_agreement("head", 4, {"logits": scores}, {"logits": swapped})
     with pytest.raises(export.ExportError, match="differ by nan"):
-        export._compare("head", 0, {"logits": scores}, {"logits": np.full(3, np.nan, np.float32)})
+        export.require_agreement("head", 0, {"logits": scores}, {"logits": np.full(3, np.nan, np.float32)})
 
 
 def test_export_is_quiet(actor: DispatchActor, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,223 @@
+"""What a vertical-scaling model sees of a container. One schema, used by training and serving alike.
+
+Every feature lies in [0, 1]. The paper's state is CPU utilisation, memory utilisation, response latency and requests
+per second of each service, normalised (TD3-Sched, state); how it normalises is not published, so the formulas are
+ours, as are the further features. For the newest interval and each of the three before it (age 0 to 3):
+
+- ``cpu_utilisation``: usage / limit.
+- ``memory_utilisation``: usage / limit.
+- ``latency``: l / (l + objective); 0 without requests.
+- ``request_trend``: r / (r + mean r over the four intervals); 0.5 is steady.
+- ``throttled``: share of CPU periods in which the container was throttled.
+
+Of the newest interval only, with level(x; a, b) = log(x / a) / log(b / a):
+
+- ``request_rate``: log(1 + r) / log(1 + 10 000).
+- ``request_share``: r over the largest r within the application.
+- ``cpu_demand``: level(demand; 0.001, 4) of the demand in cores, see :func:`cpu_demand_cores`.
+- ``cpu_per_request``: level(usage / r; 0.1 ms, 1 s).
+- ``cpu_limit``: level(limit; 0.05, 4).
+- ``memory_limit``: level(limit; 32 MiB, 4 GiB).
+- ``application_latency``: the largest latency within the application, as ``latency``: that of its entry.
+- ``node_cpu_allocated``: CPU limits on the container's node over the node's CPU; 0 where that is unknown.
+- ``economy``: how dear resources are, 0 to 1: what the operator chooses between latency and allocation.
+
+Of the last ``WINDOW_INTERVALS``, for four intervals say little of how much a container's use varies:
+
+- ``cpu_mean``: level(mean usage / demand; 1/4, 4).
+- ``cpu_peak``: level(largest usage / demand; 1/4, 4).
+- ``cpu_variation``: v / (1 + v) of the usage's coefficient of variation v.
+- ``throttled_mean``: mean share of throttled periods.
+
+What was not measured is taken from the next newer interval, at the new end from the next older one, and is 0 where
+nothing is known at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from policy_server.cluster.containers import Fleet, MeasurementHistory
+from policy_server.cluster.snapshot import Float32Array, Float64Array
+
+HISTORY_INTERVALS = 4
+WINDOW_INTERVALS = 24
+DEFAULT_ECONOMY = 0.5
+SMALLEST_DEMAND_CORES = 0.001
+
+_MEBIBYTE = 2.0**20
+
+
+@dataclass(frozen=True)
+class ScalingSchema:
+    """Names of the features, in order.
+
+    A model bundle records :attr:`hash`; the server refuses a bundle made for another schema.
+    """
+
+    container: tuple[str, ...]
+    revision: int = 1
+    """Raised when a feature keeps its name but changes its meaning."""
+
+    @property
+    def hash(self) -> str:
+        """Hex SHA-256 of the canonical JSON form."""
+        canonical = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+_BY_AGE = ("cpu_utilisation", "memory_utilisation", "latency", "request_trend", "throttled")
+SCALING_SCHEMA = ScalingSchema(
+    container=(
+        *(f"{name}_{age}" for name in _BY_AGE for age in range(HISTORY_INTERVALS)),
+        "request_rate",
+        "request_share",
+        "cpu_demand",
+        "cpu_per_request",
+        "cpu_limit",
+        "memory_limit",
+        "application_latency",
+        "node_cpu_allocated",
+        "economy",
+        "cpu_mean",
+        "cpu_peak",
+        "cpu_variation",
+        "throttled_mean",
+    )
+)
+ECONOMY_COLUMN = SCALING_SCHEMA.container.index("economy")
+
+
+def scaling_features(
+    fleet: Fleet, history: MeasurementHistory, economy: float | Float64Array
+) -> Float32Array:
+    """The features of every container.
+
+    Args:
+        fleet: C containers.
+        history: of the same containers.
+        economy: between 0 (latency counts most) and 1 (resources count most); float64 [C], or one for all.
+
+    Returns:
+        float32 [C, len(SCALING_SCHEMA.container)], all within [0, 1].
+
+    Raises:
+        ValueError: economy outside [0, 1].
+    """
+    economies = np.broadcast_to(np.asarray(economy, np.float64), (len(fleet),))
+    if not ((economies >= 0) & (economies <= 1)).all():
+        raise ValueError(f"economy: {economy}; must be between 0 and 1")
+    usage, limit = _recent(history, "cpu_usage_cores"), _recent(history, "cpu_limit_cores")
+    rate = _recent(history, "requests_per_second")
+    latency = _recent_latency(history)
+    objective = fleet.latency_objective_seconds
+    relative_latency = latency / (latency + objective)
+    newest_rate, newest_limit = rate[0], limit[0]
+    cpu_demand = cpu_demand_cores(history)
+    cpu_mean, cpu_deviation, cpu_peak = _statistics(history, "cpu_usage_cores")
+    single = (
+        np.log1p(newest_rate) / np.log1p(10_000.0),
+        _ratio(newest_rate, _largest_within(newest_rate, fleet.application)),
+        _level(cpu_demand, SMALLEST_DEMAND_CORES, 4.0),
+        _level(_ratio(usage[0], newest_rate), 1e-4, 1.0),
+        _level(newest_limit, 0.05, 4.0),
+        _level(_recent(history, "memory_limit_bytes")[0], 32 * _MEBIBYTE, 4096 * _MEBIBYTE),
+        _largest_within(relative_latency[0], fleet.application),
+        (
+            np.bincount(fleet.node, weights=newest_limit, minlength=len(fleet.node_cpu_cores))
+            / fleet.node_cpu_cores
+        )[fleet.node],
+        economies,
+        _level(cpu_mean / cpu_demand, 0.25, 4.0),
+        _level(cpu_peak / cpu_demand, 0.25, 4.0),
+        _ratio(cpu_deviation, cpu_deviation + cpu_mean),
+        _statistics(history, "throttled_fraction")[0],
+    )
+    rows = (
+        _ratio(usage, limit),
+        _ratio(_recent(history, "memory_usage_bytes"), _recent(history, "memory_limit_bytes")),
+        relative_latency,
+        np.where(rate > 0, _ratio(rate, rate + rate.mean(axis=0)), np.where(rate.mean(axis=0) > 0, 0.0, 0.5)),
+        _recent(history, "throttled_fraction"),
+    )
+    features = np.concatenate((*rows, np.stack(single)), axis=0).T
+    bounded: Float32Array = np.clip(features, 0.0, 1.0).astype(np.float32)
+    return bounded
+
+
+def cpu_demand_cores(history: MeasurementHistory) -> Float64Array:
+    """float64 [C]: CPU in use, the larger of the newest interval's and the mean of the last four.
+
+    Rises at once and falls slowly, so that a dip in the load is not mistaken for its end. At least 0.001 cores.
+    """
+    usage = _recent(history, "cpu_usage_cores")
+    demand: Float64Array = np.maximum(np.maximum(usage[0], usage.mean(axis=0)), SMALLEST_DEMAND_CORES)
+    return demand
+
+
+def memory_demand_bytes(history: MeasurementHistory) -> Float64Array:
+    """float64 [C]: the largest working set of the window, at least one mebibyte.
+
+    Too little memory kills, and freeing it saves little, so memory falls more slowly than CPU.
+    """
+    demand: Float64Array = np.maximum(_statistics(history, "memory_usage_bytes")[2], _MEBIBYTE)
+    return demand
+
+
+def _statistics(history: MeasurementHistory, name: str) -> tuple[Float64Array, Float64Array, Float64Array]:
+    """Mean, standard deviation and largest value of what was measured in the window, float64 [C] each; 0 if nothing."""
+    column = history.column(name, WINDOW_INTERVALS)
+    known = np.isfinite(column)
+    measured = np.where(known, column, 0.0)
+    count = np.maximum(known.sum(axis=0), 1)
+    mean = measured.sum(axis=0) / count
+    deviation = np.sqrt((np.where(known, measured - mean, 0.0) ** 2).sum(axis=0) / count)
+    return mean, deviation, measured.max(axis=0)
+
+
+def _recent(history: MeasurementHistory, name: str) -> Float64Array:
+    """float64 [HISTORY_INTERVALS, C], newest first, gaps filled."""
+    return _filled(history.column(name, HISTORY_INTERVALS))
+
+
+def _recent_latency(history: MeasurementHistory) -> Float64Array:
+    """As :func:`_recent`; zero where there were no requests, for then there is no latency to be missing."""
+    latency = history.column("latency_seconds", HISTORY_INTERVALS)
+    idle = history.column("requests_per_second", HISTORY_INTERVALS) == 0
+    return _filled(np.where(idle & np.isnan(latency), 0.0, latency))
+
+
+def _filled(column: Float64Array) -> Float64Array:
+    """Turns [up to HISTORY_INTERVALS, C], oldest first, into [HISTORY_INTERVALS, C], newest first and finite."""
+    finite = np.isfinite(column)
+    if len(column) == HISTORY_INTERVALS and finite.all():
+        return column[::-1]
+    filled = np.full((HISTORY_INTERVALS, column.shape[1]), np.nan)
+    filled[: len(column)] = np.where(finite, column, np.nan)[::-1]
+    for age in range(1, HISTORY_INTERVALS):
+        filled[age] = np.where(np.isnan(filled[age]), filled[age - 1], filled[age])
+    for age in range(HISTORY_INTERVALS - 2, -1, -1):
+        filled[age] = np.where(np.isnan(filled[age]), filled[age + 1], filled[age])
+    return np.asarray(np.nan_to_num(filled))
+
+
+def _ratio(numerator: Float64Array, denominator: Float64Array) -> Float64Array:
+    return np.divide(numerator, denominator, out=np.zeros_like(numerator), where=denominator > 0)
+
+
+def _level(values: Float64Array, low: float, high: float) -> Float64Array:
+    level: Float64Array = np.log(np.maximum(values, low) / low) / np.log(high / low)
+    return level
+
+
+def _largest_within(values: Float64Array, group: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Float64Array:
+    """float64 [C]: the largest value within the row's group."""
+    order = np.unique(group, return_inverse=True)[1]
+    largest = np.zeros(int(order.max(initial=-1)) + 1)
+    np.maximum.at(largest, order, values)
+    within: Float64Array = largest[order]
+    return within

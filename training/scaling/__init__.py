@@ -1,0 +1,1 @@
+"""Vertical scaling: a microservice application with CPU quotas and memory limits, and the training of its policies."""
