@@ -22,9 +22,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from policy_server.features.orchestration_schema import ORCHESTRATION_SCHEMA
 from policy_server.features.schema import SCHEMA
 from policy_server.runtime.goldens import Golden, GoldenError, pack_goldens, replay_goldens, unpack_goldens
-from policy_server.runtime.graph_contract import require_dispatch_graphs
+from policy_server.runtime.graph_contract import require_dispatch_graphs, require_orchestration_graphs
 from policy_server.runtime.manifest import (
     FileRecord,
     Manifest,
@@ -58,7 +59,10 @@ class _Kind:
     require_graphs: Callable[[Mapping[str, Signature]], None]
 
 
-_KINDS = {"dispatch": _Kind(SCHEMA.hash, require_dispatch_graphs)}
+_KINDS = {
+    "dispatch": _Kind(SCHEMA.hash, require_dispatch_graphs),
+    "orchestration": _Kind(ORCHESTRATION_SCHEMA.hash, require_orchestration_graphs),
+}
 
 
 class BundleError(Exception):
@@ -198,7 +202,7 @@ def write_bundle(
         root: directory of all bundles; created if need be.
         policy: name.
         version: a new semantic version.
-        kind: ``dispatch``.
+        kind: what is decided: ``dispatch`` or ``orchestration``.
         models: serialised ONNX models by name.
         goldens: examples, at least one per model.
         sampling_temperature: see :class:`~policy_server.runtime.manifest.Manifest`.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from policy_server.cluster.actions import AddReplica, DeleteReplica, OrchestrationAction
 from policy_server.cluster.snapshot import (
     BoolArray,
     Float64Array,
@@ -20,7 +21,6 @@ from policy_server.cluster.snapshot import (
     Snapshot,
     Topology,
 )
-from training.simulator.orchestration import AddReplica, DeleteReplica, OrchestrationAction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
