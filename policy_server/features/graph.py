@@ -89,10 +89,18 @@ class OrchestrationTopology:
     @cached_property
     def nodes_of_system(self) -> list[Int64Array]:
         """Edge node rows of each system, ascending."""
+        return self._edge_nodes_by(self.node_system, self.static.topology.system_count)
+
+    @cached_property
+    def nodes_of_access_point(self) -> list[Int64Array]:
+        """Edge node rows of each access point, ascending; none of the cloud's."""
+        topology = self.static.topology
+        return self._edge_nodes_by(topology.nodes.access_point, len(topology.access_points.names))
+
+    def _edge_nodes_by(self, group: NDArray[np.integer[Any]], groups: int) -> list[Int64Array]:
         rows = np.flatnonzero(self.node_is_edge)
-        order = rows[np.argsort(self.node_system[rows], kind="stable")]
-        counts = np.bincount(self.node_system[rows], minlength=self.static.topology.system_count)
-        return np.split(order, np.cumsum(counts)[:-1])
+        order = rows[np.argsort(group[rows], kind="stable")]
+        return np.split(order, np.cumsum(np.bincount(group[rows], minlength=groups))[:-1])
 
     @cached_property
     def edges(self) -> dict[str, Int64Array]:
@@ -176,6 +184,16 @@ class OrchestrationGraph:
         return rates * self.table.static.service_cpu_seconds
 
     @cached_property
+    def access_point_live(self) -> Float64Array:
+        """float64 [A, W]: replicas on each access point's nodes that do not drain."""
+        return self._per_access_point(self.live)
+
+    @cached_property
+    def access_point_waiting_work(self) -> Float64Array:
+        """float64 [A, W]: CPU x execution time of the requests queued at each access point's replicas."""
+        return self._per_access_point(self._replica_waiting_work)
+
+    @cached_property
     def edge_cpu_millicores(self) -> Float64Array:
         """float64 [S]: CPU of each system's edge nodes, at least 1."""
         cpu = self.snapshot.topology.nodes.cpu_millicores * self.topology.node_is_edge
@@ -222,7 +240,7 @@ class OrchestrationGraph:
         ready, edge = self.table.ready, self.topology.replica_is_edge
         own_cpu = np.maximum(self.table.static.access_point_cpu_millicores.astype(np.float64), 1.0)[:, None]
         system_cpu = self.edge_cpu_millicores[:, None]
-        work = load.replica_queued * self.table.static.service_cpu_seconds[topology.replicas.service]
+        waiting = self.access_point_waiting_work
         execution = services.execution_seconds.astype(np.float64)
         deadline = services.deadline_seconds.astype(np.float64)
         demand = self.demand_millicores
@@ -239,8 +257,8 @@ class OrchestrationGraph:
             of_system(
                 _pressure(system_demand, self._per_system(self._per_access_point(capacity * ready * edge)))
             ),
-            self._per_access_point(work) / own_cpu,
-            of_system(self._per_system(self._per_access_point(work)) / system_cpu),
+            waiting / own_cpu,
+            of_system(self._per_system(waiting) / system_cpu),
             np.log1p(self._per_access_point(ready)),
             np.log1p(self._per_access_point(load.replica_state == ReplicaState.STARTING)),
             of_system(np.log1p(self._per_system(self._per_access_point(ready & edge)))),
@@ -300,13 +318,13 @@ class OrchestrationGraph:
 
     @cached_property
     def _node_waiting_work(self) -> Float64Array:
-        topology = self.snapshot.topology
-        work = (
-            self.snapshot.load.replica_queued
-            * self.table.static.service_cpu_seconds[topology.replicas.service]
-        )
-        size = len(topology.nodes.names) * self.services
-        return _sums(self.topology.replica_pair, work, size).reshape(-1, self.services)
+        size = len(self.snapshot.topology.nodes.names) * self.services
+        return _sums(self.topology.replica_pair, self._replica_waiting_work, size).reshape(-1, self.services)
+
+    @cached_property
+    def _replica_waiting_work(self) -> Float64Array:
+        work = self.table.static.service_cpu_seconds[self.snapshot.topology.replicas.service]
+        return self.snapshot.load.replica_queued.astype(np.float64) * work
 
     def _pull_seconds(self, access_point: NDArray[np.integer[Any]]) -> Float64Array:
         """float64 [K, W]: time that pulling the image takes at these access points; 0 where no link leads there."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,13 +52,20 @@ class FrameMemory:
 
     Attributes:
         frame_seconds: how long an action counts.
-        of_rules: what each rule remembers, by its name.
+        of_rules: what each rule remembers, by its name; rules write to it.
     """
 
     def __init__(self, frame_seconds: float = DEFAULT_FRAME_SECONDS) -> None:
         self.frame_seconds = frame_seconds
         self.of_rules: dict[str, Any] = {}
         self._given: list[GivenAddition | GivenDeletion] = []
+
+    def copy(self) -> FrameMemory:
+        """One that can be written to without changing this one."""
+        copied = FrameMemory(self.frame_seconds)
+        copied.of_rules = deepcopy(self.of_rules)
+        copied._given = self._given
+        return copied
 
     def given(self, now_seconds: float) -> list[GivenAddition | GivenDeletion]:
         """Actions given less than a frame ago, oldest first."""

@@ -58,7 +58,7 @@ class OrchestrationQuery:
     Attributes:
         graph: of the snapshot.
         options: of every system in it.
-        memory: of the caller's earlier answers; read, never written to by a policy's decision.
+        memory: of the caller's earlier answers, which a decision reads, and of rules.
         pending_requests: float32 [R], requests on their way to each replica that the snapshot lacks; None: none.
     """
 
@@ -93,7 +93,15 @@ class PlannedAction(NamedTuple):
 
 
 class FramePlan:
-    """The actions decided so far, and which others are feasible beside them."""
+    """The actions decided so far, and which others are feasible beside them.
+
+    Attributes:
+        graph: of the snapshot decided on.
+        options: of every system in it.
+        actions: in order.
+        pending: int64 [S, W], replicas that earlier answers of this frame added and the snapshot does not show yet;
+            those they deleted count negative.
+    """
 
     def __init__(self, query: OrchestrationQuery) -> None:
         """Starts with what the query's memory says was decided earlier in this frame."""
@@ -138,6 +146,7 @@ class FramePlan:
         self._added: BoolArray = np.zeros((len(nodes.names), graph.services), bool)
         self._has_image = graph.node_live > 0
         self._given = np.zeros(graph.systems, np.int64)
+        self.pending: Int64Array = np.zeros(shape, np.int64)
         self._most = np.iinfo(np.int64).max
         if self.options.maximum_actions is not None:
             self._most = self.options.maximum_actions
@@ -179,6 +188,23 @@ class FramePlan:
         nodes = np.arange(len(self._memory), dtype=np.int64)
         actionable: BoolArray = np.any(self.additions(nodes) | self.deletions(nodes), axis=1)
         return actionable
+
+    def may_act(self, node: int) -> bool:
+        """Whether the system of a node has not had all the actions it may have."""
+        return bool(self._given[self.graph.topology.node_system[node]] < self._most)
+
+    def lacks_memory(self) -> BoolArray:
+        """bool [N, W]: whether a node's memory is in the way of adding a replica of each service."""
+        lacks: BoolArray = self._memory_held[:, None] + self._memory_needed > self._memory[:, None]
+        return lacks
+
+    def free_memory_share(self, nodes: Int64Array | slice) -> Float64Array:
+        """float64 [K]: of each node (row); below zero where it holds more than it has."""
+        return 1.0 - self._memory_held[nodes] / self._memory[nodes]
+
+    def free_cpu_share(self, nodes: Int64Array | slice) -> Float64Array:
+        """float64 [K]: of each node (row); below zero where more is promised than it has."""
+        return 1.0 - self._cpu_held[nodes] / self._cpu[nodes]
 
     def add(self, node: int, service: int, score: float = 0.0) -> bool:
         """Plans an addition; False if it is not feasible."""
@@ -304,13 +330,16 @@ class FramePlan:
             node, service = topology.node_index.get(given.node), topology.service_index.get(given.service)
             if node is None or service is None:
                 continue
+            system = self.graph.topology.node_system[node]
             if isinstance(given, GivenAddition):
                 shown = int(self.graph.node_live[node, service]) > given.replicas
                 if not shown:
                     self._take(node, service)
+                    self.pending[system, service] += 1
                 self._touched[node, service] = self._added[node, service] = True
                 continue
             self._touched[node, service] = True
             replica = topology.replica_index.get(given.endpoint)
             if replica is not None and self.graph.live[replica]:
                 self._drop(replica)
+                self.pending[system, service] -= 1
