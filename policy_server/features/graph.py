@@ -184,6 +184,11 @@ class OrchestrationGraph:
         return rates * self.table.static.service_cpu_seconds
 
     @cached_property
+    def system_demand_millicores(self) -> Float64Array:
+        """float64 [S, W]: demand at all access points of each system."""
+        return self._per_system(self.demand_millicores)
+
+    @cached_property
     def access_point_live(self) -> Float64Array:
         """float64 [A, W]: replicas on each access point's nodes that do not drain."""
         return self._per_access_point(self.live)
@@ -243,8 +248,7 @@ class OrchestrationGraph:
         waiting = self.access_point_waiting_work
         execution = services.execution_seconds.astype(np.float64)
         deadline = services.deadline_seconds.astype(np.float64)
-        demand = self.demand_millicores
-        system_demand = self._per_system(demand)
+        demand, system_demand = self.demand_millicores, self.system_demand_millicores
         capacity = self.replica_capacity_millicores
 
         def of_system(values: Float64Array) -> Float64Array:

@@ -65,6 +65,10 @@ _KINDS = {
 }
 
 
+BUNDLE_KINDS = tuple(_KINDS)
+"""Kinds of policies this program serves."""
+
+
 class BundleError(Exception):
     """A bundle that is refused.
 
@@ -105,6 +109,13 @@ class BundleLocation:
     policy: str
     version: str
     path: Path
+
+    def kind(self) -> str | None:
+        """What the manifest says is decided; None where there is no manifest that can be read."""
+        try:
+            return _read_manifest(self.path)[1].kind
+        except BundleError:
+            return None
 
     def load(self) -> Bundle:
         """Loads the bundle, which must be the one its directories are named after.

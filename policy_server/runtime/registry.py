@@ -1,12 +1,13 @@
-"""Every dispatch policy that can be asked for by name, with hot reload of the learned ones."""
+"""Every policy of a kind that can be asked for by name, with hot reload of the learned ones."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
 
 from policy_server.policies.dispatch import DispatchPolicy
 from policy_server.policies.guard import (
@@ -22,9 +23,28 @@ from policy_server.policies.heuristics import (
     heuristic_dispatch,
 )
 from policy_server.policies.onnx_dispatch import OnnxDispatch
-from policy_server.runtime.bundle import Bundle, BundleError, BundleLocation, find_bundles, manifest_digest
+from policy_server.policies.orchestration.guard import (
+    DEFAULT_ORCHESTRATION_SETTINGS,
+    GuardedOrchestration,
+    MissingOrchestration,
+    OrchestrationGuardSettings,
+)
+from policy_server.policies.orchestration.onnx import OnnxOrchestration
+from policy_server.policies.orchestration.policy import OrchestrationPolicy
+from policy_server.policies.orchestration.rules import (
+    HEURISTIC_ORCHESTRATION_NAMES,
+    heuristic_orchestration,
+)
+from policy_server.runtime.bundle import (
+    BUNDLE_KINDS,
+    Bundle,
+    BundleError,
+    BundleLocation,
+    find_bundles,
+    manifest_digest,
+)
 
-__all__ = ["PolicyRegistry", "ReloadReport", "UnknownPolicyError"]
+__all__ = ["OrchestrationRegistry", "PolicyRegistry", "ReloadReport", "UnknownPolicyError"]
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -46,51 +66,80 @@ class ReloadReport:
     failures: tuple[BundleError, ...]
 
 
+class _Guarded(Protocol):
+    """What the registry needs to know of a guarded policy."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def policy(self) -> Any: ...
+
+
+GuardedT = TypeVar("GuardedT", bound=_Guarded)
+
+
 @dataclass(frozen=True)
-class _State:
+class PolicyFamily(Generic[GuardedT]):
+    """The policies of one kind.
+
+    Attributes:
+        kind: of the bundles.
+        heuristic_names: that ``heuristic`` knows.
+        heuristic: makes a rule by name.
+        learned: makes a policy of a bundle.
+        missing: stands for a learned policy of that name of which no version could be loaded.
+        guard: guards any of them.
+        reports_unknown_kinds: whether bundles that no family serves are refused here.
+    """
+
+    kind: str
+    heuristic_names: tuple[str, ...]
+    heuristic: Callable[[str], Any]
+    learned: Callable[[Bundle], Any]
+    missing: Callable[[str], Any]
+    guard: Callable[[Any], GuardedT]
+    reports_unknown_kinds: bool = False
+
+    def takes(self, location: BundleLocation) -> bool:
+        """Whether a bundle is this family's business."""
+        kind = location.kind()
+        return kind == self.kind or (self.reports_unknown_kinds and kind not in BUNDLE_KINDS)
+
+
+@dataclass(frozen=True)
+class _State(Generic[GuardedT]):
     """Replaced as a whole, so that readers need no lock."""
 
-    policies: Mapping[str, GuardedDispatch]
+    policies: Mapping[str, GuardedT]
     bundles: Mapping[str, Bundle]
     active: str
 
 
-class PolicyRegistry:
+class FamilyRegistry(Generic[GuardedT]):
     """Names to guarded policies: all heuristics, and the latest loadable version of every learned policy.
 
     Reading takes no lock and sees one state or the next, never a mixture. Whoever got a policy may go on using it; a
     replaced version is freed with its last user. Heuristics are made when first asked for.
     """
 
-    def __init__(
-        self,
-        root: Path | None = None,
-        *,
-        active: str,
-        fallback: str = "earliest-completion",
-        settings: GuardSettings = DEFAULT_SETTINGS,
-        observer: GuardObserver | None = None,
-    ) -> None:
+    def __init__(self, root: Path | None, family: PolicyFamily[GuardedT], active: str) -> None:
         """Loads the latest version of every bundle; :attr:`last_reload` says which were refused.
 
         Args:
             root: holds ``<policy>/<version>/``; None: the bundles shipped with the package.
+            family: which policies to know.
             active: name of the policy for requests that name none.
-            fallback: name of the heuristic that answers when a policy cannot.
-            settings: of every guard.
-            observer: of every guard.
 
         Raises:
             BundleError: there is no ``root``.
-            UnknownPolicyError: of ``active``, or ``fallback`` is not a heuristic.
+            UnknownPolicyError: of ``active``.
         """
         find_bundles(root)
         self._root = root
-        self._fallback = heuristic_dispatch(fallback)
-        self._settings = settings
-        self._observer = observer
+        self._family = family
         self._writer = threading.Lock()
-        self._state = _State({}, {}, fallback)
+        self._state: _State[GuardedT] = _State({}, {}, active)
         self._last_reload = self.reload()
         self.set_active(active)
 
@@ -98,7 +147,7 @@ class PolicyRegistry:
     def names(self) -> tuple[str, ...]:
         """Every name that can be asked for, learned policies first."""
         learned = [name for name, policy in self._state.policies.items() if policy.policy.learned]
-        return (*learned, *HEURISTIC_DISPATCH_NAMES)
+        return (*learned, *self._family.heuristic_names)
 
     @property
     def active(self) -> str:
@@ -115,7 +164,7 @@ class PolicyRegistry:
         """Outcome of the latest :meth:`reload`, at first of the one at start."""
         return self._last_reload
 
-    def get(self, name: str | None = None) -> GuardedDispatch:
+    def get(self, name: str | None = None) -> GuardedT:
         """The policy of that name; without a name, or with an empty one, the active policy.
 
         Raises:
@@ -149,8 +198,10 @@ class PolicyRegistry:
                 found = {}
                 failures.append(error)
             for name in dict.fromkeys((*found, *self._state.bundles)):
-                locations = found.get(name, [])
-                if name in HEURISTIC_DISPATCH_NAMES:
+                locations = [location for location in found.get(name, []) if self._family.takes(location)]
+                if not locations and name not in self._state.bundles:
+                    continue
+                if name in self._family.heuristic_names:
                     failures.append(
                         BundleError(locations[0].path.parent, "named like a heuristic", "choose another name")
                     )
@@ -160,39 +211,105 @@ class PolicyRegistry:
                 failures.extend(refused)
                 if bundle is None:
                     missing.append(name)
-                    self._put(self._guarded(MissingModel(name)))
+                    self._put(self._family.guard(self._family.missing(name)))
                 elif bundle is current:
                     kept.append(bundle)
                 else:
                     loaded.append(bundle)
-                    self._put(self._guarded(OnnxDispatch(bundle)), bundle)
+                    self._put(self._family.guard(self._family.learned(bundle)), bundle)
             for failure in failures:
                 _LOGGER.error("bundle refused: %s", failure)
             self._last_reload = ReloadReport(tuple(loaded), tuple(kept), tuple(missing), tuple(failures))
             return self._last_reload
 
-    def _add_heuristic(self, name: str) -> GuardedDispatch:
-        if name not in HEURISTIC_DISPATCH_NAMES:
+    def _add_heuristic(self, name: str) -> GuardedT:
+        if name not in self._family.heuristic_names:
             known = ", ".join(self.names)
             raise UnknownPolicyError(f"policy: {name!r} is unknown; choose one of {known}")
         try:
-            heuristic = heuristic_dispatch(name)
+            heuristic = self._family.heuristic(name)
         except ImportError as error:
             raise UnknownPolicyError(str(error)) from error
         with self._writer:
             if name not in self._state.policies:
-                self._put(self._guarded(heuristic))
+                self._put(self._family.guard(heuristic))
         return self._state.policies[name]
 
-    def _put(self, policy: GuardedDispatch, bundle: Bundle | None = None) -> None:
+    def _put(self, policy: GuardedT, bundle: Bundle | None = None) -> None:
         state = self._state
         bundles = state.bundles if bundle is None else {**state.bundles, policy.name: bundle}
         self._state = replace(state, policies={**state.policies, policy.name: policy}, bundles=bundles)
 
-    def _guarded(self, policy: DispatchPolicy) -> GuardedDispatch:
-        return GuardedDispatch(
-            policy, fallback=self._fallback, settings=self._settings, observer=self._observer
+
+class PolicyRegistry(FamilyRegistry[GuardedDispatch]):
+    """The dispatch policies."""
+
+    def __init__(
+        self,
+        root: Path | None = None,
+        *,
+        active: str,
+        fallback: str = "earliest-completion",
+        settings: GuardSettings = DEFAULT_SETTINGS,
+        observer: GuardObserver | None = None,
+    ) -> None:
+        """Loads the latest version of every dispatch bundle.
+
+        Args:
+            root: holds ``<policy>/<version>/``; None: the bundles shipped with the package.
+            active: name of the policy for requests that name none.
+            fallback: name of the heuristic that answers when a policy cannot.
+            settings: of every guard.
+            observer: of every guard.
+
+        Raises:
+            BundleError: there is no ``root``.
+            UnknownPolicyError: of ``active``, or ``fallback`` is not a heuristic.
+        """
+        stand_in = heuristic_dispatch(fallback)
+
+        def guard(policy: DispatchPolicy) -> GuardedDispatch:
+            return GuardedDispatch(policy, fallback=stand_in, settings=settings, observer=observer)
+
+        family = PolicyFamily(
+            kind="dispatch",
+            heuristic_names=HEURISTIC_DISPATCH_NAMES,
+            heuristic=heuristic_dispatch,
+            learned=OnnxDispatch,
+            missing=MissingModel,
+            guard=guard,
+            reports_unknown_kinds=True,
         )
+        super().__init__(root, family, active)
+
+
+class OrchestrationRegistry(FamilyRegistry[GuardedOrchestration]):
+    """The orchestration policies."""
+
+    def __init__(
+        self,
+        root: Path | None = None,
+        *,
+        active: str,
+        fallback: str = "greedy",
+        settings: OrchestrationGuardSettings = DEFAULT_ORCHESTRATION_SETTINGS,
+        observer: GuardObserver | None = None,
+    ) -> None:
+        """Loads the latest version of every orchestration bundle; arguments as of :class:`PolicyRegistry`."""
+        stand_in = heuristic_orchestration(fallback)
+
+        def guard(policy: OrchestrationPolicy) -> GuardedOrchestration:
+            return GuardedOrchestration(policy, fallback=stand_in, settings=settings, observer=observer)
+
+        family = PolicyFamily(
+            kind="orchestration",
+            heuristic_names=HEURISTIC_ORCHESTRATION_NAMES,
+            heuristic=heuristic_orchestration,
+            learned=OnnxOrchestration,
+            missing=MissingOrchestration,
+            guard=guard,
+        )
+        super().__init__(root, family, active)
 
 
 def _latest(

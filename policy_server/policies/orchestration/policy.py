@@ -16,6 +16,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from policy_server.cluster.snapshot import Float64Array, Snapshot
+from policy_server.policies.decision_origin import FallbackReason
 from policy_server.policies.orchestration.memory import FrameMemory
 from policy_server.policies.orchestration.plan import FramePlan, OrchestrationQuery
 
@@ -26,11 +27,12 @@ class FrameDecision:
 
     Attributes:
         plan: holds the actions, in order.
-        sound: False where the policy's scores were not finite; the plan is then empty.
+        trouble: why the policy could not judge this query: NON_FINITE_INPUT or NON_FINITE_OUTPUT; its plan is then
+            empty. UNSPECIFIED where it could.
     """
 
     plan: FramePlan
-    sound: bool = True
+    trouble: FallbackReason = FallbackReason.UNSPECIFIED
 
 
 @runtime_checkable

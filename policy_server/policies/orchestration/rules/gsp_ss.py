@@ -171,7 +171,8 @@ def _node_share(plan: FramePlan, nodes: Int64Array) -> Float64Array:
     """float64 [K, W]: share of each node that one request per second of each service takes."""
     machines = plan.graph.snapshot.topology.nodes
     power = machines.cpu_millicores[nodes].astype(np.float64) * machines.speed[nodes]
-    share: Float64Array = plan.graph.table.static.service_cpu_seconds.astype(np.float64) / power[:, None]
+    cpu_seconds = plan.graph.table.static.service_cpu_seconds.astype(np.float64)
+    share: Float64Array = cpu_seconds / power[:, None]
     return share
 
 
@@ -182,4 +183,5 @@ def _same_system(plan: FramePlan, node: int) -> Int64Array:
 
 def _blocked_by_memory(plan: FramePlan, gain: Float64Array, feasible: BoolArray) -> Float64Array:
     """float64 [N]: the largest gain of each node that only its memory is in the way of."""
-    return np.where(plan.lacks_memory() & ~feasible, gain, 0.0).max(axis=1, initial=0.0)
+    blocked: Float64Array = np.where(plan.lacks_memory() & ~feasible, gain, 0.0).max(axis=1, initial=0.0)
+    return blocked
