@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from policy_server.policies.heuristics import HEURISTIC_DISPATCH_NAMES, heuristic_dispatch
+from policy_server.policies.orchestration.rules import HEURISTIC_ORCHESTRATION_NAMES
 from policy_server.runtime.bundle import BundleError, find_bundles
 
 
@@ -21,6 +22,7 @@ class ListedPolicy:
         name: to ask for.
         version: of the bundle; empty for a heuristic.
         kind: ``model`` or ``heuristic``.
+        decides: ``dispatch`` or ``orchestration``; empty for a bundle that does not tell.
         path: of the bundle; empty for a heuristic.
         refused: why the policy would not be loaded; empty if it would.
     """
@@ -28,6 +30,7 @@ class ListedPolicy:
     name: str
     version: str
     kind: str
+    decides: str = ""
     path: str = ""
     refused: str = ""
 
@@ -51,7 +54,14 @@ def list_policies(models: Path | None) -> list[ListedPolicy]:
             except BundleError as error:
                 refused = str(error)
             listed.append(
-                ListedPolicy(location.policy, location.version, "model", str(location.path), refused)
+                ListedPolicy(
+                    location.policy,
+                    location.version,
+                    "model",
+                    location.kind() or "",
+                    str(location.path),
+                    refused,
+                )
             )
     for name in HEURISTIC_DISPATCH_NAMES:
         refused = ""
@@ -59,14 +69,17 @@ def list_policies(models: Path | None) -> list[ListedPolicy]:
             heuristic_dispatch(name)
         except ImportError as error:
             refused = str(error)
-        listed.append(ListedPolicy(name, "", "heuristic", refused=refused))
+        listed.append(ListedPolicy(name, "", "heuristic", "dispatch", refused=refused))
+    listed.extend(
+        ListedPolicy(name, "", "heuristic", "orchestration") for name in HEURISTIC_ORCHESTRATION_NAMES
+    )
     return listed
 
 
 def print_policies(listed: list[ListedPolicy]) -> None:
     """Prints policies as a table."""
-    table = Table("policy", "version", "kind", "state")
+    table = Table("policy", "version", "decides", "kind", "state")
     for entry in listed:
         state = f"refused: {entry.refused}" if entry.refused else "ready"
-        table.add_row(entry.name, entry.version, entry.kind, state)
+        table.add_row(entry.name, entry.version, entry.decides, entry.kind, state)
     Console().print(table)

@@ -22,17 +22,19 @@ import grpc
 from policy_server.api.dispatch_logic import DispatchLimits, DispatchLogic
 from policy_server.api.grpc_server import SERVICE_NAMES, add_services, listen, server_options
 from policy_server.api.health import Health
+from policy_server.api.orchestration_logic import OrchestrationLimits, OrchestrationLogic
 from policy_server.api.rpc import RpcServices
 from policy_server.cluster.snapshot import Snapshot
 from policy_server.cluster.state_source import StateSource, state_source
 from policy_server.cluster.state_store import StateStore
 from policy_server.policies.dispatch import DispatchView
 from policy_server.policies.guard import GuardObserver, GuardSettings
-from policy_server.runtime.registry import PolicyRegistry
+from policy_server.policies.orchestration.guard import OrchestrationGuardSettings
+from policy_server.runtime.registry import OrchestrationRegistry, PolicyRegistry
 from policy_server.settings import Settings
 from policy_server.telemetry.export import Telemetry, start_telemetry
 from policy_server.telemetry.metrics import ServerGauges, ServerMetrics
-from policy_server.telemetry.spans import DecisionObserver, ProblemSpans
+from policy_server.telemetry.spans import DecisionObserver, ForwardingObserver, ProblemSpans
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -46,7 +48,9 @@ class PolicyServer:
     Attributes:
         address: ``host:port`` it listens on, once started.
         logic: answers questions, once started.
-        registry: the policies, once started.
+        registry: the dispatch policies, once started.
+        orchestration: answers questions about orchestration, once started.
+        orchestration_registry: the orchestration policies, once started.
         store: the state, once started.
         metrics: what it counts.
         telemetry: what was started of it, once started.
@@ -55,6 +59,8 @@ class PolicyServer:
     address: str
     logic: DispatchLogic
     registry: PolicyRegistry
+    orchestration: OrchestrationLogic
+    orchestration_registry: OrchestrationRegistry
     store: StateStore[DispatchView]
     telemetry: Telemetry
 
@@ -100,7 +106,11 @@ class PolicyServer:
         )
         self.address = listen(self._server, settings.host, settings.port)
         spans = ProblemSpans()
-        self.registry = _load_policies(settings, DecisionObserver(self.metrics, spans))
+        observer = DecisionObserver(self.metrics, spans)
+        self.registry = _load_policies(settings, observer)
+        self.orchestration_registry = _load_orchestration_policies(
+            settings, ForwardingObserver(observer, asyncio.get_running_loop())
+        )
         self.store = StateStore(self._prepare)
         self.logic = DispatchLogic(
             self.store,
@@ -108,6 +118,9 @@ class PolicyServer:
             self.metrics,
             limits=_limits(settings),
             batch_window_seconds=settings.batch_window_seconds,
+        )
+        self.orchestration = OrchestrationLogic(
+            self.store, self.orchestration_registry, self.metrics, limits=_orchestration_limits(settings)
         )
         self.telemetry = start_telemetry(
             self.metrics,
@@ -120,7 +133,12 @@ class PolicyServer:
         await self._health.start()
         self._services = RpcServices(self._server, self.metrics, spans)
         add_services(
-            self._services, self.logic, self.store, self._health, with_reflection=settings.reflection
+            self._services,
+            self.logic,
+            self.orchestration,
+            self.store,
+            self._health,
+            with_reflection=settings.reflection,
         )
         await self._server.start()
         if source is None:
@@ -141,6 +159,7 @@ class PolicyServer:
             await asyncio.sleep(settings.drain_seconds)
         self._services.streams.finish()
         await self._server.stop(settings.grace_seconds)
+        self.orchestration.close()
         self._source_stopped.set()
         if not self.telemetry.shutdown(settings.flush_seconds):
             _LOGGER.warning("telemetry did not leave within %g s; some is lost", settings.flush_seconds)
@@ -161,6 +180,7 @@ class PolicyServer:
         view = DispatchView(snapshot, previous)
         for name in {self.registry.active, *self.registry.bundles}:
             self.registry.get(name).prepare(view)
+        self.orchestration.observe(snapshot)
         return view
 
     def _gauges(self) -> ServerGauges:
@@ -208,6 +228,30 @@ def _load_policies(settings: Settings, observer: GuardObserver) -> PolicyRegistr
     if settings.policy is None and registry.bundles:
         registry.set_active(next(iter(registry.bundles)))
     return registry
+
+
+def _load_orchestration_policies(settings: Settings, observer: GuardObserver) -> OrchestrationRegistry:
+    registry = OrchestrationRegistry(
+        settings.models,
+        active=settings.orchestration_policy or settings.orchestration_fallback,
+        fallback=settings.orchestration_fallback,
+        settings=OrchestrationGuardSettings(
+            maximum_state_age_seconds=settings.orchestration_stale_after_seconds,
+            budget_seconds=settings.orchestration_budget_seconds,
+        ),
+        observer=observer,
+    )
+    if settings.orchestration_policy is None and registry.bundles:
+        registry.set_active(next(iter(registry.bundles)))
+    return registry
+
+
+def _orchestration_limits(settings: Settings) -> OrchestrationLimits:
+    return OrchestrationLimits(
+        nodes=settings.max_orchestration_nodes,
+        in_flight=settings.max_orchestrations_in_flight,
+        frame_seconds=settings.frame_seconds,
+    )
 
 
 def _limits(settings: Settings) -> DispatchLimits:

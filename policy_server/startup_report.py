@@ -7,8 +7,10 @@ from importlib.metadata import version
 
 from policy_server.policies.guard import MissingModel
 from policy_server.policies.heuristics import HEURISTIC_DISPATCH_NAMES
+from policy_server.policies.orchestration.guard import MissingOrchestration
+from policy_server.policies.orchestration.rules import HEURISTIC_ORCHESTRATION_NAMES
 from policy_server.runtime.cpu_budget import read_cpu_budget
-from policy_server.runtime.registry import PolicyRegistry
+from policy_server.runtime.registry import OrchestrationRegistry, PolicyRegistry
 from policy_server.server import PolicyServer
 
 
@@ -23,6 +25,7 @@ def startup_report(server: PolicyServer) -> str:
 
 def _rows(server: PolicyServer) -> Iterator[tuple[str, str]]:
     settings, registry, telemetry = server.settings, server.registry, server.telemetry
+    orchestration = server.orchestration_registry
     yield "address", server.address
     yield "policy", _policy(registry)
     yield "fallback", settings.fallback
@@ -30,8 +33,13 @@ def _rows(server: PolicyServer) -> Iterator[tuple[str, str]]:
     for failure in registry.last_reload.failures:
         yield "refused", str(failure)
     yield "heuristics", ", ".join(HEURISTIC_DISPATCH_NAMES)
+    yield "orchestration", f"{_policy(orchestration)}; fallback {settings.orchestration_fallback}"
+    yield "... models", _models(orchestration)
+    for failure in orchestration.last_reload.failures:
+        yield "refused", str(failure)
+    yield "... heuristics", ", ".join(HEURISTIC_ORCHESTRATION_NAMES)
     yield "CPU", read_cpu_budget().describe()
-    yield "threads", "1 for calls and decisions, 1 per model session"
+    yield "threads", "1 for calls and dispatch, 1 for orchestration, 1 per model session"
     yield "state", f"from {settings.state_source}" if settings.state_source else "as reported by ReportState"
     yield (
         "limits",
@@ -47,13 +55,13 @@ def _rows(server: PolicyServer) -> Iterator[tuple[str, str]]:
     yield "traces", "off" if telemetry.tracer is None else "to the collector"
 
 
-def _policy(registry: PolicyRegistry) -> str:
+def _policy(registry: PolicyRegistry | OrchestrationRegistry) -> str:
     active = registry.get()
-    if isinstance(active.policy, MissingModel):
+    if isinstance(active.policy, MissingModel | MissingOrchestration):
         return f"{active.name}, of which no version could be loaded: the fallback answers"
     return f"{active.name} {active.version}"
 
 
-def _models(registry: PolicyRegistry) -> str:
+def _models(registry: PolicyRegistry | OrchestrationRegistry) -> str:
     loaded = [f"{name} {bundle.manifest.version}" for name, bundle in registry.bundles.items()]
     return ", ".join(loaded) or "none"

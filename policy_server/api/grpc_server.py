@@ -11,11 +11,13 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from policy_server.api.dispatch_logic import DispatchLogic
 from policy_server.api.dispatch_servicer import DispatchServicer
 from policy_server.api.health import Health
+from policy_server.api.orchestration_logic import OrchestrationLogic
+from policy_server.api.orchestration_servicer import OrchestrationServicer
 from policy_server.api.rpc import RpcServices
 from policy_server.api.state_servicer import StateServicer
 from policy_server.cluster.state_store import StateStore
 from policy_server.policies.dispatch import DispatchView
-from policy_server.proto.policy.v1 import dispatch_service_pb2, state_service_pb2
+from policy_server.proto.policy.v1 import dispatch_service_pb2, orchestration_service_pb2, state_service_pb2
 
 ChannelOptions = tuple[tuple[str, Any], ...]
 
@@ -25,11 +27,12 @@ _MOST_CALLS_NOT_ACCEPTED_YET = 16_384
 _REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
 
 DISPATCH = dispatch_service_pb2.DESCRIPTOR.services_by_name["DispatchService"]
+ORCHESTRATION = orchestration_service_pb2.DESCRIPTOR.services_by_name["OrchestrationService"]
 STATE = state_service_pb2.DESCRIPTOR.services_by_name["StateService"]
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
 REFLECTION = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
 
-SERVICE_NAMES = (DISPATCH.full_name, STATE.full_name)
+SERVICE_NAMES = (DISPATCH.full_name, ORCHESTRATION.full_name, STATE.full_name)
 """Whose health follows readiness."""
 
 
@@ -62,6 +65,7 @@ def server_options(
 def add_services(
     services: RpcServices,
     logic: DispatchLogic,
+    orchestration: OrchestrationLogic,
     store: StateStore[DispatchView],
     health: Health,
     *,
@@ -69,6 +73,7 @@ def add_services(
 ) -> None:
     """Adds everything the server offers."""
     services.add(DISPATCH, DispatchServicer(logic, store))
+    services.add(ORCHESTRATION, OrchestrationServicer(orchestration))
     services.add(STATE, StateServicer(store))
     services.add(HEALTH, health.servicer)
     if with_reflection:

@@ -75,3 +75,7 @@ class FrameMemory:
     def record(self, actions: list[GivenAddition | GivenDeletion], now_seconds: float) -> None:
         """Remembers actions that are given now, and forgets those of earlier frames."""
         self._given = [*self.given(now_seconds), *actions]
+
+    def forget(self, actions: list[GivenAddition | GivenDeletion]) -> None:
+        """Takes actions back that were recorded and not given after all."""
+        self._given = [action for action in self._given if action not in actions]
