@@ -205,6 +205,55 @@ def query_dispatch(
         asking.print_decision(response)
 
 
+@query.command("orchestrate")
+@_address
+@click.option("--policy", default="", help="Policy to ask; by default the active one.")
+@click.option(
+    "--max-actions", type=click.IntRange(1), help="Most actions; by default as many as the policy likes."
+)
+@click.option(
+    "--protect",
+    "protected_services",
+    multiple=True,
+    metavar="SERVICE",
+    help="This service loses no replica; may be repeated.",
+)
+@click.option("--dry-run", is_flag=True, help="Only look: the server forgets the answer.")
+@click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Makes ties and samples repeatable.")
+@_timeout
+@_json
+def query_orchestrate(
+    address: str,
+    policy: str,
+    max_actions: int | None,
+    protected_services: Sequence[str],
+    dry_run: bool,
+    seed: int | None,
+    timeout_seconds: float,
+    as_json: bool,
+) -> None:
+    """Ask where to add and delete replicas. The actions count as taken for the rest of the frame.
+
+    \b
+    Exit status: 0 answered, also with no action; 1 the server refused, or none answers; 2 wrong usage.
+    """
+    from policy_server import query as asking
+    from policy_server.proto.policy.v1.orchestration_service_pb2 import OrchestrateRequest
+
+    request = OrchestrateRequest(
+        policy=policy,
+        max_actions=max_actions,
+        protected_services=protected_services,
+        dry_run=dry_run,
+        seed=seed,
+    )
+    response = asking.ask_orchestration(address, request, timeout_seconds)
+    if as_json:
+        click.echo(json.dumps(asking.as_json(response), indent=2))
+    else:
+        asking.print_actions(response)
+
+
 @query.command("scale")
 @_address
 @click.argument(

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from policy_server.policies.heuristics import HEURISTIC_DISPATCH_NAMES, heuristic_dispatch
+from policy_server.policies.orchestration.rules import HEURISTIC_ORCHESTRATION_NAMES
 from policy_server.policies.scaling import RULE_SCALING_NAMES
 from policy_server.runtime.bundle import BundleError, declared_kind, find_bundles
 
@@ -22,7 +23,7 @@ class ListedPolicy:
         name: to ask for.
         version: of the bundle; empty for a heuristic.
         kind: ``model`` or ``heuristic``.
-        decides: ``dispatch`` or ``scaling``.
+        decides: ``dispatch``, ``orchestration`` or ``scaling``.
         path: of the bundle; empty for a heuristic.
         refused: why the policy would not be loaded; empty if it would.
     """
@@ -70,14 +71,17 @@ def list_policies(models: Path | None) -> list[ListedPolicy]:
         except ImportError as error:
             refused = str(error)
         listed.append(ListedPolicy(name, "", "heuristic", "dispatch", refused=refused))
+    listed.extend(
+        ListedPolicy(name, "", "heuristic", "orchestration") for name in HEURISTIC_ORCHESTRATION_NAMES
+    )
     listed.extend(ListedPolicy(name, "", "heuristic", "scaling") for name in RULE_SCALING_NAMES)
     return listed
 
 
 def print_policies(listed: list[ListedPolicy]) -> None:
     """Prints policies as a table."""
-    table = Table("policy", "version", "kind", "decides", "state")
+    table = Table("policy", "version", "decides", "kind", "state")
     for entry in listed:
         state = f"refused: {entry.refused}" if entry.refused else "ready"
-        table.add_row(entry.name, entry.version, entry.kind, entry.decides, state)
+        table.add_row(entry.name, entry.version, entry.decides, entry.kind, state)
     Console().print(table)

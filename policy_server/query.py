@@ -16,6 +16,12 @@ from policy_server.client.scaling import ContainerRecommendation, ResourceRecomm
 from policy_server.proto.policy.v1.decision_pb2 import DecisionSource, FallbackReason, Provenance
 from policy_server.proto.policy.v1.dispatch_service_pb2 import DispatchRequest, DispatchResponse
 from policy_server.proto.policy.v1.dispatch_service_pb2_grpc import DispatchServiceStub
+from policy_server.proto.policy.v1.orchestration_service_pb2 import (
+    ActionKind,
+    OrchestrateRequest,
+    OrchestrateResponse,
+)
+from policy_server.proto.policy.v1.orchestration_service_pb2_grpc import OrchestrationServiceStub
 from policy_server.proto.policy.v1.scaling_service_pb2 import ScaleRequest, ScaleResponse
 from policy_server.proto.policy.v1.scaling_service_pb2_grpc import ScalingServiceStub
 from policy_server.proto.policy.v1.state_service_pb2 import GetStateRequest, GetStateResponse
@@ -34,6 +40,20 @@ def ask_dispatch(address: str, request: DispatchRequest, timeout_seconds: float)
     """
     return _ask(
         address, lambda channel: DispatchServiceStub(channel).Dispatch(request, timeout=timeout_seconds)
+    )
+
+
+def ask_orchestration(
+    address: str, request: OrchestrateRequest, timeout_seconds: float
+) -> OrchestrateResponse:
+    """What the server would do to the state it holds.
+
+    Raises:
+        click.ClickException: the server refuses, or none answers.
+    """
+    return _ask(
+        address,
+        lambda channel: OrchestrationServiceStub(channel).Orchestrate(request, timeout=timeout_seconds),
     )
 
 
@@ -78,6 +98,33 @@ def print_decision(response: DispatchResponse) -> None:
     facts.add_row("candidates", str(response.candidate_count))
     facts.add_row("snapshot", _snapshot(source))
     Console().print(Group(choices, facts))
+
+
+def print_actions(response: OrchestrateResponse) -> None:
+    """Prints orchestration actions as a table."""
+    table = Table(title="actions", title_justify="left")
+    for name in ("", "action", "service", "node", "endpoint", "score", "utilisation", "excess demand"):
+        table.add_column(name, overflow="fold")
+    for place, action in enumerate(response.actions, start=1):
+        effect = action.expected_effect
+        table.add_row(
+            str(place),
+            ActionKind.Name(action.kind).removeprefix("ACTION_KIND_").lower(),
+            action.service,
+            action.node,
+            action.endpoint,
+            f"{action.score:.6g}",
+            f"{effect.node_utilisation_before:.2f} -> {effect.node_utilisation_after:.2f}",
+            f"{effect.excess_demand_change_millicores:+.0f} millicores",
+        )
+    facts = Table.grid(padding=(0, 2))
+    for place, action in enumerate(response.actions, start=1):
+        facts.add_row(f"{place} is feasible", action.feasibility)
+    source = response.provenance
+    facts.add_row("policy", f"{source.policy} {source.policy_version}")
+    facts.add_row("source", _source(source))
+    facts.add_row("snapshot", _snapshot(source))
+    Console().print(Group(table if response.actions else "no action: leave everything as it is", facts))
 
 
 def print_recommendations(request: ScaleRequest, response: ScaleResponse) -> None:

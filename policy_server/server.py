@@ -23,6 +23,7 @@ import grpc
 from policy_server.api.dispatch_logic import DispatchLimits, DispatchLogic
 from policy_server.api.grpc_server import SERVICE_NAMES, add_services, listen, server_options
 from policy_server.api.health import Health
+from policy_server.api.orchestration_logic import OrchestrationLimits, OrchestrationLogic
 from policy_server.api.rpc import RpcServices
 from policy_server.api.scaling_logic import ScalingLogic
 from policy_server.api.scaling_messages import ScalingLimits
@@ -31,12 +32,14 @@ from policy_server.cluster.state_source import StateSource, state_source
 from policy_server.cluster.state_store import StateStore
 from policy_server.policies.dispatch import DispatchView
 from policy_server.policies.guard import GuardObserver, GuardSettings
+from policy_server.policies.orchestration.guard import OrchestrationGuardSettings
+from policy_server.runtime.orchestration_registry import OrchestrationRegistry
 from policy_server.runtime.registry import PolicyRegistry
 from policy_server.runtime.scaling_registry import ScalingRegistry
 from policy_server.settings import Settings
 from policy_server.telemetry.export import Telemetry, start_telemetry
 from policy_server.telemetry.metrics import ServerGauges, ServerMetrics
-from policy_server.telemetry.spans import DecisionObserver, ProblemSpans
+from policy_server.telemetry.spans import DecisionObserver, ForwardingObserver, ProblemSpans
 
 if TYPE_CHECKING:
     from policy_server.envoy.picker_server import PickerServer
@@ -54,10 +57,12 @@ class PolicyServer:
     Attributes:
         address: ``host:port`` it listens on, once started.
         logic: answers questions, once started.
+        orchestration: answers questions about orchestration, once started.
+        orchestration_registry: the orchestration policies, once started.
         picker: serves Envoy, once started, where the settings want it.
-        registry: the policies, once started.
+        registry: the dispatch policies, once started.
         scaling: answers questions about scaling, once started.
-        scaling_registry: the policies of scaling, once started.
+        scaling_registry: the dispatch policies of scaling, once started.
         store: the state, once started.
         metrics: what it counts.
         telemetry: what was started of it, once started.
@@ -68,6 +73,8 @@ class PolicyServer:
     logic: DispatchLogic
     picker: PickerServer | None
     registry: PolicyRegistry
+    orchestration: OrchestrationLogic
+    orchestration_registry: OrchestrationRegistry
     scaling: ScalingLogic
     scaling_registry: ScalingRegistry
     store: StateStore[DispatchView]
@@ -119,6 +126,9 @@ class PolicyServer:
         spans = ProblemSpans()
         observer = DecisionObserver(self.metrics, spans)
         self.registry = _load_policies(settings, observer)
+        self.orchestration_registry = _load_orchestration_policies(
+            settings, ForwardingObserver(observer, asyncio.get_running_loop())
+        )
         self.scaling_registry = ScalingRegistry(
             settings.models,
             active=settings.scaling_policy,
@@ -135,6 +145,9 @@ class PolicyServer:
             batch_window_seconds=settings.batch_window_seconds,
         )
         self.picker = self._listen_for_envoy(spans) if settings.envoy else None
+        self.orchestration = OrchestrationLogic(
+            self.store, self.orchestration_registry, self.metrics, limits=_orchestration_limits(settings)
+        )
         self.scaling = ScalingLogic(
             self.scaling_registry,
             self.metrics,
@@ -159,6 +172,7 @@ class PolicyServer:
         add_services(
             self._services,
             self.logic,
+            self.orchestration,
             self.scaling,
             self.store,
             self._health,
@@ -194,6 +208,7 @@ class PolicyServer:
         if self._extender is not None:
             stops.append(self._extender.stop())
         await asyncio.gather(*stops)
+        self.orchestration.close()
         self._source_stopped.set()
         if not self.telemetry.shutdown(settings.flush_seconds):
             _LOGGER.warning("telemetry did not leave within %g s; some is lost", settings.flush_seconds)
@@ -214,6 +229,7 @@ class PolicyServer:
         view = DispatchView(snapshot, previous)
         for name in {self.registry.active, *self.registry.bundles}:
             self.registry.get(name).prepare(view)
+        self.orchestration.observe(snapshot)
         if previous is None and self.picker is not None and not self._stopping:
             # Before the first state there is nothing to pick from.
             self._picker_becoming_ready = asyncio.ensure_future(self.picker.set_ready(True))
@@ -294,6 +310,30 @@ def _load_policies(settings: Settings, observer: GuardObserver) -> PolicyRegistr
     if settings.policy is None and registry.bundles:
         registry.set_active(next(iter(registry.bundles)))
     return registry
+
+
+def _load_orchestration_policies(settings: Settings, observer: GuardObserver) -> OrchestrationRegistry:
+    registry = OrchestrationRegistry(
+        settings.models,
+        active=settings.orchestration_policy or settings.orchestration_fallback,
+        fallback=settings.orchestration_fallback,
+        settings=OrchestrationGuardSettings(
+            maximum_state_age_seconds=settings.orchestration_stale_after_seconds,
+            budget_seconds=settings.orchestration_budget_seconds,
+        ),
+        observer=observer,
+    )
+    if settings.orchestration_policy is None and registry.bundles:
+        registry.set_active(next(iter(registry.bundles)))
+    return registry
+
+
+def _orchestration_limits(settings: Settings) -> OrchestrationLimits:
+    return OrchestrationLimits(
+        nodes=settings.max_orchestration_nodes,
+        in_flight=settings.max_orchestrations_in_flight,
+        frame_seconds=settings.frame_seconds,
+    )
 
 
 def _limits(settings: Settings) -> DispatchLimits:

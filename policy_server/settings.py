@@ -73,6 +73,28 @@ class Settings:
     batch_window_seconds: Annotated[
         float, About("How long a request that is not alone waits for others; 0: not at all.", 0, 1)
     ] = 0.0
+    orchestration_policy: Annotated[
+        str | None,
+        About(
+            "Orchestration policy for requests that name none; by default the first loaded model, else the fallback."
+        ),
+    ] = None
+    orchestration_fallback: Annotated[str, About("Heuristic that orchestrates when a policy cannot.")] = (
+        "greedy"
+    )
+    orchestration_stale_after_seconds: Annotated[
+        float, About("The same as --stale-after-seconds for orchestration.", 1e-3, 1e9)
+    ] = 30.0
+    orchestration_budget_seconds: Annotated[
+        float, About("Time an orchestration model has before the fallback answers.", 1e-3, 1e9)
+    ] = 2.0
+    frame_seconds: Annotated[
+        float, About("How long actions that were returned count as taken, so that none is repeated.", 0, 1e6)
+    ] = 25.0
+    max_orchestration_nodes: Annotated[int, About("Nodes of a system to orchestrate.", 1)] = 20_000
+    max_orchestrations_in_flight: Annotated[
+        int, About("Orchestration requests handled at the same time; more are shed.", 1)
+    ] = 64
     max_in_flight: Annotated[
         int, About("Dispatch requests, and Scale requests, handled at the same time; more are shed.", 1)
     ] = 1024

@@ -14,12 +14,11 @@ from policy_server.api import figures
 from policy_server.api.dispatch_logic import DispatchLogic
 from policy_server.api.errors import Count, InvalidArgumentError
 from policy_server.api.inline_candidates import snapshot_of_candidates
+from policy_server.api.provenance import provenance_message
 from policy_server.api.questions import BatchAnswer, BatchQuestion, DispatchAnswer, DispatchQuestion
 from policy_server.api.rpc import CallContext, code_of, details_of
 from policy_server.cluster.state_store import StateStore
 from policy_server.policies.dispatch import NO_CANDIDATE, DispatchView
-from policy_server.policies.guard import DecisionOrigin
-from policy_server.proto.policy.v1.decision_pb2 import Provenance
 from policy_server.proto.policy.v1.dispatch_service_pb2 import (
     Alternative,
     DispatchBatchRequest,
@@ -152,19 +151,8 @@ def _response(answer: DispatchAnswer) -> DispatchResponse:
         node=answer.node,
         score=answer.score,
         alternatives=[Alternative(endpoint=e, node=n, score=s) for e, n, s in answer.alternatives],
-        provenance=_provenance(answer.origin, answer.snapshot_version, answer.snapshot_age_seconds),
+        provenance=provenance_message(answer.origin, answer.snapshot_version, answer.snapshot_age_seconds),
         candidate_count=answer.candidate_count,
-    )
-
-
-def _provenance(origin: DecisionOrigin, snapshot_version: int, snapshot_age_seconds: float) -> Provenance:
-    return Provenance(
-        policy=origin.policy,
-        policy_version=origin.version,
-        source=origin.source,  # type: ignore[arg-type]
-        fallback_reason=origin.reason,  # type: ignore[arg-type]
-        snapshot_version=snapshot_version,
-        snapshot_age_seconds=snapshot_age_seconds,
     )
 
 
@@ -181,7 +169,7 @@ def _batch_response(answer: BatchAnswer) -> DispatchBatchResponse:
         score=decisions.score.tolist(),
         alternative_count=listed.sum(axis=1).tolist(),
         alternative=indices[:, 1:][listed].tolist(),
-        provenance=_provenance(answer.origin, answer.snapshot_version, answer.snapshot_age_seconds),
+        provenance=provenance_message(answer.origin, answer.snapshot_version, answer.snapshot_age_seconds),
     )
 
 

@@ -11,13 +11,20 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from policy_server.api.dispatch_logic import DispatchLogic
 from policy_server.api.dispatch_servicer import DispatchServicer
 from policy_server.api.health import Health
+from policy_server.api.orchestration_logic import OrchestrationLogic
+from policy_server.api.orchestration_servicer import OrchestrationServicer
 from policy_server.api.rpc import RpcServices
 from policy_server.api.scaling_logic import ScalingLogic
 from policy_server.api.scaling_servicer import ScalingServicer
 from policy_server.api.state_servicer import StateServicer
 from policy_server.cluster.state_store import StateStore
 from policy_server.policies.dispatch import DispatchView
-from policy_server.proto.policy.v1 import dispatch_service_pb2, scaling_service_pb2, state_service_pb2
+from policy_server.proto.policy.v1 import (
+    dispatch_service_pb2,
+    orchestration_service_pb2,
+    scaling_service_pb2,
+    state_service_pb2,
+)
 
 ChannelOptions = tuple[tuple[str, Any], ...]
 
@@ -27,12 +34,13 @@ _MOST_CALLS_NOT_ACCEPTED_YET = 16_384
 _REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
 
 DISPATCH = dispatch_service_pb2.DESCRIPTOR.services_by_name["DispatchService"]
+ORCHESTRATION = orchestration_service_pb2.DESCRIPTOR.services_by_name["OrchestrationService"]
 SCALING = scaling_service_pb2.DESCRIPTOR.services_by_name["ScalingService"]
 STATE = state_service_pb2.DESCRIPTOR.services_by_name["StateService"]
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
 REFLECTION = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
 
-SERVICE_NAMES = (DISPATCH.full_name, STATE.full_name, SCALING.full_name)
+SERVICE_NAMES = (DISPATCH.full_name, ORCHESTRATION.full_name, SCALING.full_name, STATE.full_name)
 """Whose health follows readiness."""
 
 
@@ -65,6 +73,7 @@ def server_options(
 def add_services(
     services: RpcServices,
     logic: DispatchLogic,
+    orchestration: OrchestrationLogic,
     scaling: ScalingLogic,
     store: StateStore[DispatchView],
     health: Health,
@@ -73,6 +82,7 @@ def add_services(
 ) -> None:
     """Adds everything the server offers."""
     services.add(DISPATCH, DispatchServicer(logic, store))
+    services.add(ORCHESTRATION, OrchestrationServicer(orchestration))
     services.add(STATE, StateServicer(store))
     services.add(SCALING, ScalingServicer(scaling))
     services.add(HEALTH, health.servicer)

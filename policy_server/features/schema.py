@@ -8,11 +8,19 @@ from dataclasses import asdict, dataclass
 
 
 @dataclass(frozen=True)
-class FeatureSchema:
-    """Columns of each feature array, in order. Units are part of the names.
+class HashedSchema:
+    """Columns of feature arrays. The server refuses a model bundle whose manifest records another :attr:`hash`."""
 
-    A model bundle records :attr:`hash`; the server refuses a bundle made for another schema.
-    """
+    @property
+    def hash(self) -> str:
+        """Hex SHA-256 of the canonical JSON form."""
+        canonical = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class FeatureSchema(HashedSchema):
+    """Columns of each feature array of dispatch, in order. Units are part of the names."""
 
     node: tuple[str, ...]
     access_point: tuple[str, ...]
@@ -21,12 +29,6 @@ class FeatureSchema:
     request: tuple[str, ...]
     revision: int = 1
     """Raised when a feature keeps its name but changes its meaning."""
-
-    @property
-    def hash(self) -> str:
-        """Hex SHA-256 of the canonical JSON form."""
-        canonical = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 SCHEMA = FeatureSchema(

@@ -23,10 +23,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from policy_server.features.orchestration_schema import ORCHESTRATION_SCHEMA
 from policy_server.features.scaling import SCALING_SCHEMA
 from policy_server.features.schema import SCHEMA
 from policy_server.runtime.goldens import Golden, GoldenError, pack_goldens, replay_goldens, unpack_goldens
-from policy_server.runtime.graph_contract import require_dispatch_graphs
+from policy_server.runtime.graph_contract import require_dispatch_graphs, require_orchestration_graphs
 from policy_server.runtime.manifest import (
     FileRecord,
     Manifest,
@@ -63,6 +64,7 @@ class _Kind:
 
 _KINDS = {
     "dispatch": _Kind(SCHEMA.hash, require_dispatch_graphs),
+    "orchestration": _Kind(ORCHESTRATION_SCHEMA.hash, require_orchestration_graphs),
     "scaling": _Kind(SCALING_SCHEMA.hash, require_scaling_graph),
 }
 _DEFAULT_KIND = "dispatch"
@@ -108,6 +110,13 @@ class BundleLocation:
     policy: str
     version: str
     path: Path
+
+    def kind(self) -> str | None:
+        """What the manifest says is decided; None where there is no manifest that can be read."""
+        try:
+            return _read_manifest(self.path)[1].kind
+        except BundleError:
+            return None
 
     def load(self) -> Bundle:
         """Loads the bundle, which must be the one its directories are named after.
@@ -217,7 +226,7 @@ def write_bundle(
         root: directory of all bundles; created if need be.
         policy: name.
         version: a new semantic version.
-        kind: ``dispatch`` or ``scaling``.
+        kind: what is decided: ``dispatch``, ``orchestration`` or ``scaling``.
         models: serialised ONNX models by name.
         goldens: examples, at least one per model.
         sampling_temperature: see :class:`~policy_server.runtime.manifest.Manifest`.

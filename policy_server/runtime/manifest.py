@@ -62,7 +62,7 @@ class Manifest:
     Attributes:
         policy: name of the policy, as callers ask for it.
         version: semantic version; the content of a version never changes.
-        kind: what is decided, ``dispatch`` or ``scaling``.
+        kind: what is decided: ``dispatch``, ``orchestration`` or ``scaling``.
         feature_schema_hash: of the features the models were trained on.
         sampling_temperature: 0 picks the best score; above 0 picks by softmax(score / temperature).
         models: graphs by name.

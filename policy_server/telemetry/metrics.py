@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
+from policy_server.cluster.actions import AddReplica
 from policy_server.policies.guard import DecisionOrigin, FallbackReason
+from policy_server.policies.orchestration.plan import PlannedAction
 from policy_server.telemetry.durations import (
     CALL_BOUNDS_SECONDS,
     DECISION_BOUNDS_SECONDS,
@@ -28,6 +30,7 @@ Gauge = Callable[[], float]
 CALL_DURATION = "rpc.server.call.duration"
 HTTP_CALL_DURATION = "http.server.request.duration"
 DECISION_DURATION = "policy.decision.duration"
+ORCHESTRATION_DURATION = "policy.orchestration.duration"
 
 _HTTP_METHODS = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"})
 
@@ -64,6 +67,9 @@ class ServerMetrics:
         self._shed = 0
         self._refusals: Counter[str] = Counter()
         self._outcomes: Counter[str] = Counter()
+        self._orchestrations: dict[DecisionOrigin, DurationHistogram] = {}
+        self._actions: Counter[tuple[str, str]] = Counter()
+        self._withdrawn_actions: Counter[str] = Counter()
 
     def call(self, method: str, code: str) -> DurationHistogram:
         """Durations of the calls of one method that ended with one status code."""
@@ -92,6 +98,23 @@ class ServerMetrics:
             self._decisions = {**self._decisions, origin: series}
         series.decisions += decisions
         series.durations.record(seconds)
+
+    def orchestrated(self, origin: DecisionOrigin, seconds: float, actions: Iterable[PlannedAction]) -> None:
+        """One orchestration request was answered with these actions, decided in that time."""
+        durations = self._orchestrations.get(origin)
+        if durations is None:
+            durations = DurationHistogram(CALL_BOUNDS_SECONDS)
+            self._orchestrations = {**self._orchestrations, origin: durations}
+        durations.record(seconds)
+        for planned in actions:
+            deletes = "drain" if planned.drain_first else "delete"
+            kind = "add" if isinstance(planned.action, AddReplica) else deletes
+            self._actions[origin.policy, kind] += 1
+
+    def withdrew(self, origin: DecisionOrigin, actions: int) -> None:
+        """Actions became infeasible before they were returned."""
+        if actions:
+            self._withdrawn_actions[origin.policy] += actions
 
     def shed(self) -> None:
         """A request was refused because the server is overloaded."""
@@ -163,6 +186,11 @@ class ServerMetrics:
             "Time from resolved request to decision: features, policy and pick.",
             tuple((_attributes(origin), series.durations) for origin, series in self._decisions.items()),
         )
+        yield DurationSeries(
+            ORCHESTRATION_DURATION,
+            "Time that an orchestration request was decided in, with those decided together with it.",
+            tuple((_attributes(origin), durations) for origin, durations in self._orchestrations.items()),
+        )
 
     def register(self, meter: Meter, gauges: ServerGauges) -> None:
         """Creates the instruments that show counts and gauges."""
@@ -197,6 +225,18 @@ class ServerMetrics:
                 "Times a policy was given up for a while.",
                 "{opening}",
                 lambda: _by_policy(self._breaker_openings),
+            ),
+            (
+                "policy.orchestration.actions",
+                "Actions returned.",
+                "{action}",
+                self._observe_actions,
+            ),
+            (
+                "policy.orchestration.withdrawn",
+                "Actions that became infeasible before they were returned.",
+                "{action}",
+                lambda: _by_policy(self._withdrawn_actions),
             ),
             (
                 "policy.requests.shed",
@@ -253,6 +293,10 @@ class ServerMetrics:
     def _observe_fallbacks(self) -> Iterator[Observation]:
         for (policy, reason), count in list(self._fallbacks.items()):
             yield Observation(count, {"policy": policy, "reason": reason.name.lower()})
+
+    def _observe_actions(self) -> Iterator[Observation]:
+        for (policy, kind), count in list(self._actions.items()):
+            yield Observation(count, {"policy": policy, "kind": kind})
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,8 @@ A span continues the trace of the call it belongs to: the call's metadata are lo
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -107,6 +109,32 @@ class DecisionObserver(GuardObserver):
         """See :class:`~policy_server.policies.guard.GuardObserver`."""
         if state is BreakerState.OPEN:
             self._metrics.gave_up(policy)
+
+
+class ForwardingObserver(GuardObserver):
+    """Tells another observer, on an event loop, what guards on other threads meet."""
+
+    def __init__(self, observer: GuardObserver, loop: asyncio.AbstractEventLoop) -> None:
+        self._observer = observer
+        self._loop = loop
+
+    def fell_back(
+        self, policy: str, reason: FallbackReason, queries: int, error: Exception | None = None
+    ) -> None:
+        """See :class:`~policy_server.policies.guard.GuardObserver`."""
+        self._forward(self._observer.fell_back, policy, reason, queries, error)
+
+    def overran(self, policy: str, seconds: float) -> None:
+        """See :class:`~policy_server.policies.guard.GuardObserver`."""
+        self._forward(self._observer.overran, policy, seconds)
+
+    def breaker_changed(self, policy: str, state: BreakerState) -> None:
+        """See :class:`~policy_server.policies.guard.GuardObserver`."""
+        self._forward(self._observer.breaker_changed, policy, state)
+
+    def _forward(self, tell: Callable[..., None], *told: Any) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(tell, *told)
 
 
 def _caller_context() -> Context | None:

@@ -24,11 +24,11 @@ from policy_server.cluster.snapshot import Float64Array, Snapshot
 from policy_server.policies.dispatch import DispatchPolicy, DispatchView, decide
 from policy_server.policies.heuristics import HEURISTIC_DISPATCH_NAMES, heuristic_dispatch
 from policy_server.policies.onnx_dispatch import OnnxDispatch
+from policy_server.policies.orchestration.autoscaler import HorizontalPodAutoscaler
 from policy_server.runtime.bundle import find_bundles
 from training.environments.dispatch import DispatchEnvironment
 from training.evaluation.statistics import Estimate, estimate
 from training.scenarios import Scenario, build_simulator
-from training.simulator.autoscaler import HorizontalPodAutoscaler
 from training.simulator.simulator import VectorSimulator
 from training.workloads.patterns import Pattern
 from training.workloads.seeds import held_out_seed

@@ -10,6 +10,7 @@ from typing import NoReturn, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from policy_server.cluster.actions import AddReplica, OrchestrationAction
 from policy_server.cluster.snapshot import (
     NO_LINK,
     Float32Array,
@@ -25,7 +26,7 @@ from policy_server.cluster.snapshot import (
 )
 from training.simulator import kernel
 from training.simulator.metrics import SlotOutcome, SystemResult, summarise
-from training.simulator.orchestration import ActionResult, AddReplica, OrchestrationAction
+from training.simulator.orchestration import ActionResult
 from training.simulator.replicas import ReplicaRegistry
 from training.simulator.state import (
     ACCESS_POINT_DTYPE,

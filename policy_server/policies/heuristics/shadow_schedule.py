@@ -12,8 +12,8 @@ from policy_server.cluster.snapshot import NO_LINK, Float32Array, Float64Array, 
 from policy_server.features.load_table import LoadTable
 
 _TIERS = 4
-_STEPS_PER_TIER = 4
-_PLANNED_UTILISATION = 0.9
+STEPS_PER_TIER = 4
+PLANNED_UTILISATION = 0.9
 _LEAST_RATE_PER_SECOND = 1e-9
 """Scheduled where no request is expected, so that one that comes nevertheless finds a schedule."""
 
@@ -57,17 +57,17 @@ def shadow_schedule(table: LoadTable) -> ShadowSchedule:
     routes = _routes(table, access_point[row, replica], replica)
     rates_per_second = table.snapshot.load.arrival_rate_per_second
     remaining = np.maximum(rates_per_second.ravel().astype(np.float64), _LEAST_RATE_PER_SECOND)
-    node_room = np.full(len(table.snapshot.topology.nodes.names), _PLANNED_UTILISATION)
-    replica_room = np.full(len(table.ready), _PLANNED_UTILISATION)
+    node_room = np.full(len(table.snapshot.topology.nodes.names), PLANNED_UTILISATION)
+    replica_room = np.full(len(table.ready), PLANNED_UTILISATION)
     rate = np.zeros(len(row))
     for level in range(_TIERS):
         entries = np.flatnonzero(tier == level)
         of_tier = routes.rows(entries)
-        for step in range(_STEPS_PER_TIER):
-            offered = remaining / (_STEPS_PER_TIER - step)
-            accepted = _accept(of_tier, offered, node_room, replica_room)
+        for step in range(STEPS_PER_TIER):
+            offered = remaining / (STEPS_PER_TIER - step)
+            accepted = accept(of_tier, offered, node_room, replica_room)
             rate[entries] += accepted
-            _subtract(remaining, of_tier.pair, accepted)
+            subtract(remaining, of_tier.pair, accepted)
 
     scheduled = np.bincount(routes.pair, rate, len(remaining))[routes.pair] > 0
     split = np.where(scheduled, rate, 1.0 / np.maximum(routes.node_share, routes.replica_share))
@@ -80,7 +80,7 @@ def shadow_schedule(table: LoadTable) -> ShadowSchedule:
 
 
 @dataclass(frozen=True)
-class _Routes:
+class Routes:
     """Ways of requests (E rows), each from an access point to a replica of the service asked for.
 
     Attributes:
@@ -97,8 +97,9 @@ class _Routes:
     node_share: Float64Array
     replica_share: Float64Array
 
-    def rows(self, rows: Int64Array) -> _Routes:
-        return _Routes(
+    def rows(self, rows: Int64Array) -> Routes:
+        """Those routes alone."""
+        return Routes(
             pair=self.pair[rows],
             node=self.node[rows],
             replica=self.replica[rows],
@@ -137,10 +138,10 @@ def _reachable(table: LoadTable, access_point: Int64Array) -> tuple[Int64Array, 
     return row, replica, tier
 
 
-def _routes(table: LoadTable, access_point: Int64Array, replica: Int64Array) -> _Routes:
+def _routes(table: LoadTable, access_point: Int64Array, replica: Int64Array) -> Routes:
     topology, static = table.snapshot.topology, table.static
     execution_seconds = static.execution_seconds[replica].astype(np.float64)
-    return _Routes(
+    return Routes(
         pair=access_point * len(topology.services.names) + topology.replicas.service[replica],
         node=topology.replicas.node[replica],
         replica=replica,
@@ -149,8 +150,8 @@ def _routes(table: LoadTable, access_point: Int64Array, replica: Int64Array) -> 
     )
 
 
-def _accept(
-    routes: _Routes, offered: Float64Array, node_room: Float64Array, replica_room: Float64Array
+def accept(
+    routes: Routes, offered: Float64Array, node_room: Float64Array, replica_room: Float64Array
 ) -> Float64Array:
     """Takes room for as much as possible of the rates offered per pair; the accepted rate of each route.
 
@@ -166,8 +167,8 @@ def _accept(
         (replica_room, routes.replica, routes.replica_share),
     ):
         accepted *= _part_that_fits(np.bincount(owner, accepted * share, len(room)), room)[owner]
-    _subtract(node_room, routes.node, accepted * routes.node_share)
-    _subtract(replica_room, routes.replica, accepted * routes.replica_share)
+    subtract(node_room, routes.node, accepted * routes.node_share)
+    subtract(replica_room, routes.replica, accepted * routes.replica_share)
     return accepted
 
 
@@ -178,7 +179,7 @@ def _part_that_fits(wanted: NDArray[Any], room: Float64Array) -> Float64Array:
     return part
 
 
-def _subtract(room: Float64Array, owner: NDArray[np.signedinteger[Any]], amount: Float64Array) -> None:
+def subtract(room: Float64Array, owner: NDArray[np.signedinteger[Any]], amount: Float64Array) -> None:
     """Takes the amounts from their owners' room.
 
     What rounding leaves of a room that is used up, above zero or below, depends on the order of the rows. It is none.

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from policy_server.cluster.actions import AddReplica, DeleteReplica
 from policy_server.cluster.snapshot import Links, ReplicaState
 from tests.training.simulator.small import (
     CLOUD_BYTES_PER_SECOND,
@@ -21,7 +22,6 @@ from tests.training.simulator.small import (
     run_to_the_end,
     small_topology,
 )
-from training.simulator.orchestration import AddReplica, DeleteReplica
 from training.simulator.simulator import SimulatorConfig, VectorSimulator
 from training.simulator.state import RequestStatus
 

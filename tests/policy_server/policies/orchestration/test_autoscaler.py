@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from policy_server.cluster.actions import AddReplica, DeleteReplica, OrchestrationAction
 from policy_server.cluster.snapshot import (
     AccessPoints,
     Links,
@@ -23,10 +24,9 @@ from policy_server.cluster.snapshot import (
     idle_load,
 )
 from policy_server.policies.heuristics import RoundRobin
+from policy_server.policies.orchestration.autoscaler import AutoscalerConfig, HorizontalPodAutoscaler
 from training.environments.dispatch import DispatchEnvironment
 from training.scenarios import Scenario, build_simulator
-from training.simulator.autoscaler import AutoscalerConfig, HorizontalPodAutoscaler
-from training.simulator.orchestration import AddReplica, DeleteReplica, OrchestrationAction
 from training.workloads.patterns import Pattern
 
 SYNC_SECONDS = 15.0

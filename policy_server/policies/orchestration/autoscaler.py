@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from policy_server.cluster.actions import AddReplica, DeleteReplica, OrchestrationAction
 from policy_server.cluster.snapshot import (
     BoolArray,
     Float64Array,
@@ -20,7 +21,6 @@ from policy_server.cluster.snapshot import (
     Snapshot,
     Topology,
 )
-from training.simulator.orchestration import AddReplica, DeleteReplica, OrchestrationAction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,8 +96,21 @@ class HorizontalPodAutoscaler:
         self._usage_sum += np.divide(running, count, out=np.zeros(size), where=count > 0).reshape(shape)
         self._samples += (count > 0).reshape(shape)
 
-    def decide(self, snapshot: Snapshot) -> list[OrchestrationAction]:
-        """Actions that bring each service to its desired number of replicas, as far as nodes have room."""
+    def decide(
+        self,
+        snapshot: Snapshot,
+        *,
+        allowed: BoolArray | None = None,
+        pending: Int64Array | None = None,
+    ) -> list[OrchestrationAction]:
+        """Actions that bring each service to its desired number of replicas, as far as nodes have room.
+
+        Args:
+            snapshot: to decide on.
+            allowed: bool [N, W], restricts additions further; None: no restriction.
+            pending: int64 [S, W], replicas decided on earlier that the snapshot does not show yet, those to be deleted
+                negative; None: none.
+        """
         self.observe(snapshot)
         assert self._usage_sum is not None
         assert self._samples is not None
@@ -112,10 +125,12 @@ class HorizontalPodAutoscaler:
         if not self._recommendations:
             self._recommendations.append((snapshot.taken_at_seconds, current))
         self._recommendations.append((snapshot.taken_at_seconds, wanted))
-        wanted = self._stabilised(current, wanted, snapshot.taken_at_seconds)
+        missing = self._stabilised(current, wanted, snapshot.taken_at_seconds) - current
+        if pending is not None:
+            missing = np.sign(missing) * np.maximum(np.sign(missing) * (missing - pending), 0)
         return [
-            *_deletions(snapshot, group, edge, current - wanted),
-            *_additions(snapshot, group, edge, wanted - current),
+            *_deletions(snapshot, group, edge, -missing),
+            *_additions(snapshot, group, edge, missing, allowed),
         ]
 
     def _recommended(self, current: Int64Array, ready: Int64Array, usage: Float64Array) -> Int64Array:
@@ -167,7 +182,11 @@ def _deletions(
 
 
 def _additions(
-    snapshot: Snapshot, group: Int64Array, edge: BoolArray, missing: Int64Array
+    snapshot: Snapshot,
+    group: Int64Array,
+    edge: BoolArray,
+    missing: Int64Array,
+    allowed: BoolArray | None,
 ) -> list[OrchestrationAction]:
     topology = snapshot.topology
     nodes, services, replicas = topology.nodes, topology.services, topology.replicas
@@ -181,11 +200,12 @@ def _additions(
     for row in np.flatnonzero(missing.ravel() > 0):
         system, service = divmod(int(row), len(services.names))
         cpu, memory = float(services.cpu_millicores[service]), float(services.memory_bytes[service])
+        suits = edge_node & (node_system == system) & (nodes.cpu_millicores >= cpu)
+        if allowed is not None:
+            suits &= allowed[:, service]
         hosted = np.bincount(replicas.node[(group == row) & edge], minlength=len(nodes.names))
         for _ in range(int(missing.flat[row])):
-            feasible = np.flatnonzero(
-                edge_node & (node_system == system) & (memory_free >= memory) & (nodes.cpu_millicores >= cpu)
-            )
+            feasible = np.flatnonzero(suits & (memory_free >= memory))
             if not len(feasible):
                 break
             free_share = (

@@ -1,0 +1,420 @@
+"""What orchestration policies see of a snapshot: a sparse graph of nodes, access points, links, replicas and demand.
+
+Rows and the edges between them; nothing is padded, and nothing but ``[N, W]`` counts grows with a product:
+
+====================  =====================================================================================
+rows                  edges
+====================  =====================================================================================
+N nodes               each belongs to an access point
+A access points       each belongs to a system; the cloud is one more access point
+L links               directed, from access point to access point
+R replicas            each runs on a node; no edge to its service: features alone tell services apart
+A x W demands         requests for a service at an access point, row ``access point * W + service``
+K x W pairs           a service on one of K picked nodes, row ``node * W + service``; made for these nodes alone
+S systems             disjoint: nothing links one to another
+====================  =====================================================================================
+
+A feature depends on no row number: permuting nodes or services permutes rows and changes nothing else. All are
+ratios, times or logarithms of counts, so a model serves systems of any size. Formulas, beside those of
+:mod:`policy_server.features.load_table` (our choice; the KaiS paper names what goes in, not how):
+
+- *demand* of a service: request rate x CPU of a request x its execution time, millicores of a reference machine;
+  *demand fraction*: over the CPU of the access point's nodes, or of the system's edge nodes.
+- *capacity* of a replica: CPU x speed of its node, shared equally among the node's replicas that do not drain;
+  *pressure* of a service: demand / (demand + capacity of its ready replicas), 0 without demand, 1 without capacity.
+  At the access point its own nodes' replicas count, in the system those of all edge nodes.
+- *waiting seconds*: work of queued requests (CPU x execution time) over the CPU of the node, the access point's
+  nodes, or the system's edge nodes.
+- *cloud slack fraction*: 1 - (round trip to the cloud + execution time) / deadline, at least -1; -1 without a link.
+- *start seconds*: cold start, and pulling the image over the link from the cloud where the node does not have it.
+- ``*_log`` of a count or a time: log(1 + x).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policy_server.cluster.snapshot import (
+    BoolArray,
+    Float32Array,
+    Float64Array,
+    Int64Array,
+    ReplicaState,
+    Snapshot,
+)
+from policy_server.features.load_table import LoadTable, TopologyTable
+
+_GIBIBYTE = 2.0**30
+
+
+class OrchestrationTopology:
+    """Columns derived from a topology alone.
+
+    Attributes:
+        static: what dispatch derives from it.
+        node_system: int64 [N].
+        node_is_edge: bool [N].
+        node_pulls_images: bool [N], whether a node can get an image it does not have: a link leads from a cloud to its
+            access point, or the system knows no cloud and images come from elsewhere.
+        replica_pair: int64 [R], ``node * W + service`` of each replica.
+        replica_is_edge: bool [R].
+    """
+
+    def __init__(self, static: TopologyTable) -> None:
+        self.static = static
+        topology = static.topology
+        nodes, access_points, links = topology.nodes, topology.access_points, topology.links
+        self.services: int = len(topology.services.names)
+        self.node_system: Int64Array = access_points.system[nodes.access_point].astype(np.int64)
+        self.node_is_edge: BoolArray = ~static.node_is_cloud
+        self.replica_pair: Int64Array = (
+            topology.replicas.node.astype(np.int64) * self.services + topology.replicas.service
+        )
+        self.replica_is_edge: BoolArray = self.node_is_edge[topology.replicas.node]
+        from_cloud = np.flatnonzero(access_points.is_cloud[links.source])
+        self.image_link: Int64Array = np.full(len(access_points.names), -1, np.int64)
+        self.image_link[links.target[from_cloud]] = from_cloud
+        clouds = np.bincount(
+            access_points.system, weights=access_points.is_cloud, minlength=topology.system_count
+        )
+        self.node_pulls_images: BoolArray = (self.image_link[nodes.access_point] >= 0) | (
+            clouds[self.node_system] == 0
+        )
+
+    @cached_property
+    def nodes_of_system(self) -> list[Int64Array]:
+        """Edge node rows of each system, ascending."""
+        return self._edge_nodes_by(self.node_system, self.static.topology.system_count)
+
+    @cached_property
+    def nodes_of_access_point(self) -> list[Int64Array]:
+        """Edge node rows of each access point, ascending; none of the cloud's."""
+        topology = self.static.topology
+        return self._edge_nodes_by(topology.nodes.access_point, len(topology.access_points.names))
+
+    def _edge_nodes_by(self, group: NDArray[np.integer[Any]], groups: int) -> list[Int64Array]:
+        rows = np.flatnonzero(self.node_is_edge)
+        order = rows[np.argsort(group[rows], kind="stable")]
+        return np.split(order, np.cumsum(np.bincount(group[rows], minlength=groups))[:-1])
+
+    @cached_property
+    def edges(self) -> dict[str, Int64Array]:
+        """The encoder's inputs that hold rows; see :func:`encoder_inputs`."""
+        topology = self.static.topology
+        access_points = np.arange(len(topology.access_points.names), dtype=np.int64)
+        return {
+            "node_access_point": topology.nodes.access_point.astype(np.int64),
+            "access_point_system": topology.access_points.system.astype(np.int64),
+            "link_source": topology.links.source.astype(np.int64),
+            "link_target": topology.links.target.astype(np.int64),
+            "replica_node": topology.replicas.node.astype(np.int64),
+            "demand_access_point": np.repeat(access_points, self.services),
+        }
+
+
+class OrchestrationGraph:
+    """A snapshot as orchestration policies see it; what a policy does not ask for is not computed.
+
+    The snapshot may be a disjoint union of systems that share their services. Systems with services of their own
+    stay snapshots of their own; :func:`encoder_inputs` unites their graphs.
+
+    Attributes:
+        table: what dispatch computes of the snapshot.
+        topology: see :class:`OrchestrationTopology`.
+    """
+
+    def __init__(self, table: LoadTable, previous: OrchestrationGraph | None = None) -> None:
+        """Keeps what ``previous`` derived from the topology where that is the same."""
+        self.table = table
+        same = previous is not None and previous.topology.static is table.static
+        self.topology: OrchestrationTopology = (
+            previous.topology if previous is not None and same else OrchestrationTopology(table.static)
+        )
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, previous: OrchestrationGraph | None = None) -> OrchestrationGraph:
+        """The graph of a snapshot of which no table exists yet."""
+        if previous is not None and previous.snapshot.topology is snapshot.topology:
+            static = previous.topology.static
+        else:
+            static = TopologyTable(snapshot.topology)
+        return cls(LoadTable(snapshot, static), previous)
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """It was made of."""
+        return self.table.snapshot
+
+    @property
+    def services(self) -> int:
+        """W."""
+        return self.topology.services
+
+    @cached_property
+    def live(self) -> BoolArray:
+        """bool [R]: replicas that do not drain."""
+        live: BoolArray = self.snapshot.load.replica_state != ReplicaState.DRAINING
+        return live
+
+    @cached_property
+    def idle(self) -> BoolArray:
+        """bool [R]: replicas that do not drain, and at which no request runs or waits."""
+        idle: BoolArray = self.live & (self.table.outstanding == 0)
+        return idle
+
+    @cached_property
+    def node_live(self) -> Int64Array:
+        """int64 [N, W]: replicas that do not drain."""
+        return self._per_pair(self.live)
+
+    @cached_property
+    def node_starting(self) -> Int64Array:
+        """int64 [N, W]: replicas that are starting."""
+        return self._per_pair(self.snapshot.load.replica_state == ReplicaState.STARTING)
+
+    @cached_property
+    def demand_millicores(self) -> Float64Array:
+        """float64 [A, W]: see the module's formulas."""
+        rates = self.snapshot.load.arrival_rate_per_second.astype(np.float64)
+        return rates * self.table.static.service_cpu_seconds
+
+    @cached_property
+    def system_demand_millicores(self) -> Float64Array:
+        """float64 [S, W]: demand at all access points of each system."""
+        return self._per_system(self.demand_millicores)
+
+    @cached_property
+    def access_point_live(self) -> Float64Array:
+        """float64 [A, W]: replicas on each access point's nodes that do not drain."""
+        return self._per_access_point(self.live)
+
+    @cached_property
+    def access_point_waiting_work(self) -> Float64Array:
+        """float64 [A, W]: CPU x execution time of the requests queued at each access point's replicas."""
+        return self._per_access_point(self._replica_waiting_work)
+
+    @cached_property
+    def edge_cpu_millicores(self) -> Float64Array:
+        """float64 [S]: CPU of each system's edge nodes, at least 1."""
+        cpu = self.snapshot.topology.nodes.cpu_millicores * self.topology.node_is_edge
+        return np.maximum(np.bincount(self.topology.node_system, cpu, self.systems), 1.0)
+
+    @property
+    def systems(self) -> int:
+        """S."""
+        return self.snapshot.topology.system_count
+
+    @cached_property
+    def replica_capacity_millicores(self) -> Float64Array:
+        """float64 [R]: see the module's formulas; 0 for those that drain."""
+        nodes, node = self.snapshot.topology.nodes, self.snapshot.topology.replicas.node
+        sharing = np.bincount(node[self.live], minlength=len(nodes.names))
+        power = nodes.cpu_millicores.astype(np.float64) * nodes.speed
+        return np.where(self.live, power[node] / np.maximum(sharing, 1)[node], 0.0)
+
+    @cached_property
+    def node_features(self) -> Float32Array:
+        """float32 [N, len(ORCHESTRATION_SCHEMA.node)]."""
+        nodes, state = self.snapshot.topology.nodes, self.snapshot.load.replica_state
+        node = self.snapshot.topology.replicas.node
+        counts = [
+            np.bincount(node[chosen], minlength=len(nodes.names))
+            for chosen in (
+                self.live,
+                state == ReplicaState.STARTING,
+                state == ReplicaState.DRAINING,
+                self.idle,
+            )
+        ]
+        left = (nodes.memory_bytes - self.snapshot.load.node_memory_used_bytes) / _GIBIBYTE
+        return np.column_stack(
+            (self.table.node_features, left, *(np.log1p(count) for count in counts))
+        ).astype(np.float32)
+
+    @cached_property
+    def demand_features(self) -> Float32Array:
+        """float32 [A * W, len(ORCHESTRATION_SCHEMA.demand)]."""
+        topology, load = self.snapshot.topology, self.snapshot.load
+        services, system = topology.services, topology.access_points.system
+        shape = (len(topology.access_points.names), self.services)
+        ready, edge = self.table.ready, self.topology.replica_is_edge
+        own_cpu = np.maximum(self.table.static.access_point_cpu_millicores.astype(np.float64), 1.0)[:, None]
+        system_cpu = self.edge_cpu_millicores[:, None]
+        waiting = self.access_point_waiting_work
+        execution = services.execution_seconds.astype(np.float64)
+        deadline = services.deadline_seconds.astype(np.float64)
+        demand, system_demand = self.demand_millicores, self.system_demand_millicores
+        capacity = self.replica_capacity_millicores
+
+        def of_system(values: Float64Array) -> Float64Array:
+            return values[system]
+
+        columns = (
+            demand / own_cpu,
+            _pressure(demand, self._per_access_point(capacity * ready)),
+            of_system(system_demand / system_cpu),
+            of_system(
+                _pressure(system_demand, self._per_system(self._per_access_point(capacity * ready * edge)))
+            ),
+            waiting / own_cpu,
+            of_system(self._per_system(waiting) / system_cpu),
+            np.log1p(self._per_access_point(ready)),
+            np.log1p(self._per_access_point(load.replica_state == ReplicaState.STARTING)),
+            of_system(np.log1p(self._per_system(self._per_access_point(ready & edge)))),
+            of_system(np.log1p(self._per_system(self._per_access_point(ready & ~edge)))),
+            np.broadcast_to(services.cpu_millicores / 1000.0, shape),
+            np.broadcast_to(services.memory_bytes / _GIBIBYTE, shape),
+            np.broadcast_to(execution, shape),
+            np.broadcast_to(deadline, shape),
+            self._cloud_slack(execution, deadline),
+        )
+        features = np.empty((*shape, len(columns)), np.float32)
+        for position, column in enumerate(columns):
+            features[:, :, position] = column
+        return features.reshape(-1, len(columns))
+
+    def pair_features(self, nodes: Int64Array) -> Float32Array:
+        """What is known of each service on each of K nodes: what is known of its demand there, then of the pair.
+
+        Args:
+            nodes: int64 [K], node rows.
+
+        Returns:
+            float32 [K * W, len(ORCHESTRATION_SCHEMA.demand) + len(ORCHESTRATION_SCHEMA.pair)], row
+            ``position in nodes * W + service``.
+        """
+        topology, load, width = self.snapshot.topology, self.snapshot.load, self.services
+        machines, services = topology.nodes, topology.services
+        access_point = machines.access_point[nodes]
+        cpu, memory = machines.cpu_millicores[nodes, None], machines.memory_bytes[nodes, None]
+        hosted = self.node_live[nodes]
+        left = memory - load.node_memory_used_bytes[nodes, None] - services.memory_bytes
+        execution = services.execution_seconds / machines.speed[nodes, None]
+        columns = (
+            np.log1p(hosted),
+            np.log1p(self.node_starting[nodes]),
+            np.log1p(self._node_idle[nodes]),
+            self._node_waiting_work[nodes] / cpu,
+            services.cpu_millicores / cpu,
+            services.memory_bytes / memory,
+            np.maximum(left / memory, -1.0),
+            np.minimum(execution / services.deadline_seconds, 10.0),
+            np.log1p(
+                services.cold_start_seconds + np.where(hosted > 0, 0.0, self._pull_seconds(access_point))
+            ),
+        )
+        demand = self.demand_features.reshape(len(topology.access_points.names), width, -1)
+        own = demand.shape[2]
+        features = np.empty((len(nodes), width, own + len(columns)), np.float32)
+        features[:, :, :own] = demand[access_point]
+        for position, column in enumerate(columns, start=own):
+            features[:, :, position] = column
+        return features.reshape(len(nodes) * width, -1)
+
+    @cached_property
+    def _node_idle(self) -> Int64Array:
+        return self._per_pair(self.idle)
+
+    @cached_property
+    def _node_waiting_work(self) -> Float64Array:
+        size = len(self.snapshot.topology.nodes.names) * self.services
+        return _sums(self.topology.replica_pair, self._replica_waiting_work, size).reshape(-1, self.services)
+
+    @cached_property
+    def _replica_waiting_work(self) -> Float64Array:
+        work = self.table.static.service_cpu_seconds[self.snapshot.topology.replicas.service]
+        return self.snapshot.load.replica_queued.astype(np.float64) * work
+
+    def _pull_seconds(self, access_point: NDArray[np.integer[Any]]) -> Float64Array:
+        """float64 [K, W]: time that pulling the image takes at these access points; 0 where no link leads there."""
+        topology, static = self.snapshot.topology, self.table.static
+        link = self.topology.image_link[access_point]
+        linked = link >= 0
+        seconds = np.zeros((len(access_point), self.services))
+        per_byte = static.inverse_bandwidth.astype(np.float64)[link[linked]]
+        backlog = self.snapshot.load.link_backlog_bytes[link[linked]]
+        delay = topology.links.delay_seconds[link[linked]]
+        seconds[linked] = (topology.services.image_bytes + backlog[:, None]) * per_byte[:, None] + delay[
+            :, None
+        ]
+        return seconds
+
+    def _cloud_slack(self, execution: Float64Array, deadline: Float64Array) -> Float64Array:
+        link = self.table.static.cloud_link
+        round_trip = 2.0 * self.snapshot.topology.links.delay_seconds.astype(np.float64)[link[link >= 0]]
+        slack = np.full((len(link), self.services), -1.0)
+        slack[link >= 0] = np.maximum(1.0 - (round_trip[:, None] + execution) / deadline, -1.0)
+        slack[self.snapshot.topology.access_points.is_cloud] = np.maximum(1.0 - execution / deadline, -1.0)
+        return slack
+
+    def _per_pair(self, chosen: BoolArray) -> Int64Array:
+        size = len(self.snapshot.topology.nodes.names) * self.services
+        return np.bincount(self.topology.replica_pair[chosen], minlength=size).reshape(-1, self.services)
+
+    def _per_access_point(self, values: NDArray[Any]) -> Float64Array:
+        """float64 [A, W]: sums of a column of the replicas."""
+        topology = self.snapshot.topology
+        pair = (
+            self.table.static.replica_access_point.astype(np.int64) * self.services
+            + topology.replicas.service
+        )
+        size = len(topology.access_points.names) * self.services
+        return _sums(pair, values, size).reshape(-1, self.services)
+
+    def _per_system(self, values: Float64Array) -> Float64Array:
+        """float64 [S, W]: sums of rows of access points."""
+        sums = np.zeros((self.systems, self.services))
+        np.add.at(sums, self.snapshot.topology.access_points.system, values)
+        return sums
+
+
+def encoder_inputs(graphs: Sequence[OrchestrationGraph]) -> dict[str, NDArray[Any]]:
+    """The inputs of the encoder graph for the disjoint union of several graphs, in the order given.
+
+    See :func:`policy_server.runtime.graph_contract.orchestration_signatures`. Rows of one graph follow those of the
+    graphs before it, and so do its numbers of nodes, access points and systems.
+    """
+    inputs: dict[str, list[NDArray[Any]]] = {}
+    offsets = {"node": 0, "access_point": 0, "system": 0}
+    for graph in graphs:
+        table = graph.table
+        for name, rows in (
+            ("node_features", graph.node_features),
+            ("access_point_features", table.access_point_features),
+            ("link_features", table.link_features),
+            ("replica_features", table.replica_features),
+            ("demand_features", graph.demand_features),
+            ("systems", np.zeros(graph.systems, np.float32)),
+        ):
+            inputs.setdefault(name, []).append(rows)
+        for name, numbers in graph.topology.edges.items():
+            offset = offsets[_REFERS_TO[name]]
+            inputs.setdefault(name, []).append(numbers + offset if offset else numbers)
+        offsets["node"] += len(table.node_features)
+        offsets["access_point"] += len(table.access_point_features)
+        offsets["system"] += graph.systems
+    return {name: parts[0] if len(parts) == 1 else np.concatenate(parts) for name, parts in inputs.items()}
+
+
+_REFERS_TO = {
+    "node_access_point": "access_point",
+    "access_point_system": "system",
+    "link_source": "access_point",
+    "link_target": "access_point",
+    "replica_node": "node",
+    "demand_access_point": "access_point",
+}
+
+
+def _sums(rows: Int64Array, values: NDArray[Any], size: int) -> Float64Array:
+    return np.bincount(rows, values, size).astype(np.float64, copy=False)
+
+
+def _pressure(demand: Float64Array, capacity: Float64Array) -> Float64Array:
+    total = demand + capacity
+    return np.divide(demand, total, out=np.zeros_like(total), where=demand > 0)

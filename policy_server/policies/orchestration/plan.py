@@ -1,0 +1,345 @@
+"""The mask of orchestration: what may be done to a system, beside what is decided already.
+
+An addition of service w to node n is feasible if all of this holds:
+
+- n is an edge node; the cloud's nodes are left as they are;
+- CPU: one request of w fits beside what the node's running requests hold;
+- memory: a replica of w fits beside what the node holds: the larger of the memory in use and that of its replicas;
+- image: n hosts w already, or can pull the image (:class:`~policy_server.features.graph.OrchestrationTopology`);
+- in this frame no replica of w was added to n, or deleted from it, yet.
+
+A deletion of a replica of w is feasible if all of this holds:
+
+- it is on an edge node, is not draining, and w is not protected;
+- another replica of w that does not drain remains in the system, and one that is ready if this one is;
+- in this frame it was not deleted yet, and no replica of w was added to its node.
+
+What earlier actions of the same answer, and of earlier answers of the frame, take is taken: so the actions of an
+answer are feasible together, in their order. What a deletion frees is not counted on, because draining takes time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from policy_server.cluster.actions import AddReplica, DeleteReplica, OrchestrationAction
+from policy_server.cluster.snapshot import (
+    BoolArray,
+    Float32Array,
+    Float64Array,
+    Int64Array,
+    ReplicaState,
+)
+from policy_server.features.graph import OrchestrationGraph
+from policy_server.policies.orchestration.memory import FrameMemory, GivenAddition, GivenDeletion
+
+
+@dataclass(frozen=True)
+class OrchestrationOptions:
+    """What a caller allows.
+
+    Attributes:
+        maximum_actions: at most so many actions per system; None: as many as the policy sees fit (learned ones 2, the
+            H of the KaiS paper).
+        protected_services: int64, rows of services that lose no replica.
+    """
+
+    maximum_actions: int | None = None
+    protected_services: Int64Array = field(default_factory=lambda: np.zeros(0, np.int64))
+
+
+@dataclass(frozen=True, eq=False)
+class OrchestrationQuery:
+    """One snapshot to decide on. It may be a disjoint union of systems, each of which is decided on its own.
+
+    Attributes:
+        graph: of the snapshot.
+        options: of every system in it.
+        memory: of the caller's earlier answers, which a decision reads, and of rules.
+        pending_requests: float32 [R], requests on their way to each replica that the snapshot lacks; None: none.
+    """
+
+    graph: OrchestrationGraph
+    options: OrchestrationOptions = OrchestrationOptions()
+    memory: FrameMemory = field(default_factory=FrameMemory)
+    pending_requests: Float32Array | None = None
+
+
+class PlannedAction(NamedTuple):
+    """An action that is feasible after those before it.
+
+    Attributes:
+        action: what to do.
+        node: row.
+        service: row.
+        score: the policy's; larger is better; comparable only within one answer.
+        drain_first: of a deletion: requests run or wait at the replica, so it must drain before it goes.
+        node_memory_bytes: that the node holds once the action is carried out.
+        node_cpu_millicores: of an addition: CPU that is held once a request runs at the new replica.
+        replicas: of the service in the system that do not drain, once the action is carried out.
+    """
+
+    action: OrchestrationAction
+    node: int
+    service: int
+    score: float
+    drain_first: bool
+    node_memory_bytes: float
+    node_cpu_millicores: float
+    replicas: int
+
+
+class FramePlan:
+    """The actions decided so far, and which others are feasible beside them.
+
+    Attributes:
+        graph: of the snapshot decided on.
+        options: of every system in it.
+        actions: in order.
+        pending: int64 [S, W], replicas that earlier answers of this frame added and the snapshot does not show yet;
+            those they deleted count negative.
+    """
+
+    def __init__(self, query: OrchestrationQuery) -> None:
+        """Starts with what the query's memory says was decided earlier in this frame."""
+        graph = query.graph
+        self.graph = graph
+        self.options = query.options
+        self.actions: list[PlannedAction] = []
+        topology, load, static = graph.snapshot.topology, graph.snapshot.load, graph.topology
+        nodes, services = topology.nodes, topology.services
+        self._cpu_needed = services.cpu_millicores.astype(np.float64)
+        self._memory_needed = services.memory_bytes.astype(np.float64)
+        held = np.bincount(
+            topology.replicas.node, self._memory_needed[topology.replicas.service], len(nodes.names)
+        )
+        self._memory_held: Float64Array = np.maximum(held, load.node_memory_used_bytes)
+        self._cpu_held: Float64Array = load.node_cpu_used_millicores.astype(np.float64)
+        self._memory = nodes.memory_bytes.astype(np.float64)
+        self._cpu = nodes.cpu_millicores.astype(np.float64)
+        state = load.replica_state
+        self._starting: BoolArray = state == ReplicaState.STARTING
+        self._outstanding = graph.table.outstanding.astype(np.float64)
+        if query.pending_requests is not None:
+            self._outstanding = self._outstanding + query.pending_requests
+        deletable = graph.live & static.replica_is_edge
+        if len(self.options.protected_services):
+            deletable &= ~np.isin(topology.replicas.service, self.options.protected_services)
+        self._deletable: BoolArray = deletable
+        shape = (graph.systems, graph.services)
+        node_system = static.node_system
+        group = node_system[topology.replicas.node] * graph.services + topology.replicas.service
+        self._live = np.bincount(group[graph.live], minlength=shape[0] * shape[1]).reshape(shape)
+        self._ready = np.bincount(group[graph.table.ready], minlength=shape[0] * shape[1]).reshape(shape)
+        size = len(nodes.names) * graph.services
+        pair = static.replica_pair
+        self._deletable_starting = np.bincount(pair[deletable & self._starting], minlength=size).reshape(
+            -1, graph.services
+        )
+        self._deletable_ready = np.bincount(pair[deletable & ~self._starting], minlength=size).reshape(
+            -1, graph.services
+        )
+        self._touched: BoolArray = np.zeros((len(nodes.names), graph.services), bool)
+        self._added: BoolArray = np.zeros((len(nodes.names), graph.services), bool)
+        self._has_image = graph.node_live > 0
+        self._given = np.zeros(graph.systems, np.int64)
+        self.pending: Int64Array = np.zeros(shape, np.int64)
+        self._most = np.iinfo(np.int64).max
+        if self.options.maximum_actions is not None:
+            self._most = self.options.maximum_actions
+        self._take_in(query.memory)
+
+    def additions(self, nodes: Int64Array) -> BoolArray:
+        """bool [K, W]: whether a replica of each service may be added to each of K nodes (rows)."""
+        static = self.graph.topology
+        free = static.node_is_edge[nodes] & (self._given[static.node_system[nodes]] < self._most)
+        feasible = (self._memory_held[nodes, None] + self._memory_needed <= self._memory[nodes, None]) & (
+            self._cpu_held[nodes, None] + self._cpu_needed <= self._cpu[nodes, None]
+        )
+        feasible &= free[:, None]
+        feasible &= static.node_pulls_images[nodes, None] | self._has_image[nodes]
+        feasible &= ~self._touched[nodes]
+        return feasible
+
+    def deletions(self, nodes: Int64Array) -> BoolArray:
+        """bool [K, W]: whether a replica of each service may be deleted from each of K nodes (rows)."""
+        system = self.graph.topology.node_system[nodes]
+        feasible = self._deletable_ready[nodes] > 0
+        feasible &= self._ready[system] >= 2
+        feasible |= self._deletable_starting[nodes] > 0
+        feasible &= self._live[system] >= 2
+        feasible &= (self._given[system] < self._most)[:, None]
+        feasible &= ~self._added[nodes]
+        return feasible
+
+    def mask(self, nodes: Int64Array) -> BoolArray:
+        """bool [K, 2W + 1]: the 2W + 1 actions of each node that are feasible.
+
+        Column w deletes a replica of service w, column W does nothing, and column W + 1 + w adds a replica of w.
+        """
+        nothing = np.ones((len(nodes), 1), bool)
+        return np.concatenate((self.deletions(nodes), nothing, self.additions(nodes)), axis=1)
+
+    def actionable(self) -> BoolArray:
+        """bool [N]: nodes on which something else than nothing is feasible."""
+        nodes = np.arange(len(self._memory), dtype=np.int64)
+        actionable: BoolArray = np.any(self.additions(nodes) | self.deletions(nodes), axis=1)
+        return actionable
+
+    def may_act(self, node: int) -> bool:
+        """Whether the system of a node has not had all the actions it may have."""
+        return bool(self._given[self.graph.topology.node_system[node]] < self._most)
+
+    def lacks_memory(self) -> BoolArray:
+        """bool [N, W]: whether a node's memory is in the way of adding a replica of each service."""
+        lacks: BoolArray = self._memory_held[:, None] + self._memory_needed > self._memory[:, None]
+        return lacks
+
+    def free_memory_share(self, nodes: Int64Array | slice) -> Float64Array:
+        """float64 [K]: of each node (row); below zero where it holds more than it has."""
+        return 1.0 - self._memory_held[nodes] / self._memory[nodes]
+
+    def free_cpu_share(self, nodes: Int64Array | slice) -> Float64Array:
+        """float64 [K]: of each node (row); below zero where more is promised than it has."""
+        return 1.0 - self._cpu_held[nodes] / self._cpu[nodes]
+
+    def add(self, node: int, service: int, score: float = 0.0) -> bool:
+        """Plans an addition; False if it is not feasible."""
+        if not self.additions(np.array([node]))[0, service]:
+            return False
+        self._take(node, service)
+        system = int(self.graph.topology.node_system[node])
+        self._given[system] += 1
+        self.actions.append(
+            PlannedAction(
+                AddReplica(service, node),
+                node,
+                service,
+                score,
+                drain_first=False,
+                node_memory_bytes=float(self._memory_held[node]),
+                node_cpu_millicores=float(self._cpu_held[node]),
+                replicas=int(self._live[system, service]) + self._planned_additions(system, service),
+            )
+        )
+        return True
+
+    def delete(self, replica: int, score: float = 0.0) -> bool:
+        """Plans the deletion of a replica (row); False if it is not feasible."""
+        replicas = self.graph.snapshot.topology.replicas
+        node, service = int(replicas.node[replica]), int(replicas.service[replica])
+        system = int(self.graph.topology.node_system[node])
+        if (
+            not self._deletable[replica]
+            or self._added[node, service]
+            or self._live[system, service] < 2
+            or (not self._starting[replica] and self._ready[system, service] < 2)
+            or self._given[system] >= self._most
+        ):
+            return False
+        self._drop(replica)
+        self._given[system] += 1
+        self.actions.append(
+            PlannedAction(
+                DeleteReplica(replica),
+                node,
+                service,
+                score,
+                drain_first=bool(self._outstanding[replica] > 0),
+                node_memory_bytes=float(self._memory_held[node] - self._memory_needed[service]),
+                node_cpu_millicores=float(self._cpu_held[node]),
+                replicas=int(self._live[system, service]) + self._planned_additions(system, service),
+            )
+        )
+        return True
+
+    def delete_from(self, node: int, service: int, score: float = 0.0) -> bool:
+        """Plans the deletion of the replica of a service on a node that is missed least; False if none may go.
+
+        One that is still starting goes before one that is idle, that before one with few requests, the youngest
+        (the last row) first.
+        """
+        replica = self._dispensable(node, service)
+        return replica is not None and self.delete(replica, score)
+
+    def choose(self, node: int, choice: int, score: float = 0.0) -> bool:
+        """Plans the action in one column of :meth:`mask`; True for doing nothing."""
+        width = self.graph.services
+        if choice == width:
+            return True
+        if choice < width:
+            return self.delete_from(node, choice, score)
+        return self.add(node, choice - width - 1, score)
+
+    def given_actions(self, now_seconds: float) -> list[GivenAddition | GivenDeletion]:
+        """The actions decided here, for the caller's memory."""
+        topology = self.graph.snapshot.topology
+        node_names, service_names = topology.nodes.names, topology.services.names
+        given: list[GivenAddition | GivenDeletion] = []
+        for planned in self.actions:
+            node, service = node_names[planned.node], service_names[planned.service]
+            if isinstance(planned.action, AddReplica):
+                live = int(self.graph.node_live[planned.node, planned.service])
+                given.append(GivenAddition(now_seconds, node, service, live))
+            else:
+                endpoint = topology.replicas.endpoints[planned.action.replica]
+                given.append(GivenDeletion(now_seconds, endpoint, node, service))
+        return given
+
+    def _planned_additions(self, system: int, service: int) -> int:
+        node_system = self.graph.topology.node_system
+        return sum(
+            isinstance(planned.action, AddReplica)
+            and planned.service == service
+            and int(node_system[planned.node]) == system
+            for planned in self.actions
+        )
+
+    def _dispensable(self, node: int, service: int) -> int | None:
+        pair = node * self.graph.services + service
+        rows = np.flatnonzero((self.graph.topology.replica_pair == pair) & self._deletable)
+        if not len(rows):
+            return None
+        order = np.lexsort((-rows, self._outstanding[rows], ~self._starting[rows]))
+        return int(rows[order[0]])
+
+    def _take(self, node: int, service: int) -> None:
+        self._memory_held[node] += self._memory_needed[service]
+        self._cpu_held[node] += self._cpu_needed[service]
+        self._touched[node, service] = self._added[node, service] = True
+
+    def _drop(self, replica: int) -> None:
+        replicas = self.graph.snapshot.topology.replicas
+        node, service = int(replicas.node[replica]), int(replicas.service[replica])
+        system = int(self.graph.topology.node_system[node])
+        starting = bool(self._starting[replica])
+        counts = self._deletable_starting if starting else self._deletable_ready
+        if self._deletable[replica]:
+            counts[node, service] -= 1
+        self._deletable[replica] = False
+        self._live[system, service] -= 1
+        self._ready[system, service] -= not starting
+        self._touched[node, service] = True
+
+    def _take_in(self, memory: FrameMemory) -> None:
+        topology = self.graph.snapshot.topology
+        for given in memory.given(self.graph.snapshot.taken_at_seconds):
+            node, service = topology.node_index.get(given.node), topology.service_index.get(given.service)
+            if node is None or service is None:
+                continue
+            system = self.graph.topology.node_system[node]
+            if isinstance(given, GivenAddition):
+                shown = int(self.graph.node_live[node, service]) > given.replicas
+                if not shown:
+                    self._take(node, service)
+                    self.pending[system, service] += 1
+                self._touched[node, service] = self._added[node, service] = True
+                continue
+            self._touched[node, service] = True
+            replica = topology.replica_index.get(given.endpoint)
+            if replica is not None and self.graph.live[replica]:
+                self._drop(replica)
+                self.pending[system, service] -= 1
