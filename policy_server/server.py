@@ -172,7 +172,7 @@ class PolicyServer:
         self._should_exit.set()
 
     def _prepare(self, snapshot: Snapshot, previous: DispatchView | None) -> DispatchView:
-        view = DispatchView(snapshot, previous)
+        view = DispatchView(snapshot, previous, maximum_sample_age_seconds=self.settings.stale_after_seconds)
         for name in {self.registry.active, *self.registry.bundles}:
             self.registry.get(name).prepare(view)
         if previous is None and self.picker is not None and not self._stopping:
@@ -185,8 +185,13 @@ class PolicyServer:
             state_age_seconds=lambda: self.store.age_seconds(),
             pending_picks=lambda: math.nan if self.store.held is None else self.store.held.ledger.pending,
             in_flight=lambda: self.logic.in_flight,
+            stale_endpoints=self._stale_endpoints,
             proxied_in_flight=lambda: math.nan if self.picker is None else self.picker.picker.in_flight,
         )
+
+    def _stale_endpoints(self) -> float:
+        held = self.store.held
+        return math.nan if held is None else held.view.table.stale_count(time.monotonic())
 
     def _listen_for_envoy(self, spans: ProblemSpans) -> PickerServer:
         # Imported late: without Envoy nobody waits for its protos to load.
@@ -221,8 +226,14 @@ class PolicyServer:
         threading.Thread(target=run, name="state source", daemon=True).start()
 
     def _take_in(self, snapshot: Snapshot) -> None:
-        age_seconds = snapshot.age_seconds(time.monotonic())
-        self.store.replace(snapshot.topology, snapshot.load, age_seconds=age_seconds)
+        now_seconds = time.monotonic()
+        sampled_at = snapshot.sampled_at_seconds
+        self.store.replace(
+            snapshot.topology,
+            snapshot.load,
+            age_seconds=snapshot.age_seconds(now_seconds),
+            sample_age_seconds=None if sampled_at is None else now_seconds - sampled_at,
+        )
         if not self._health.ready and not self._stopping:
             self._becoming_ready = asyncio.ensure_future(self._health.set_ready(True))
 

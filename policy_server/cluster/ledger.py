@@ -196,7 +196,7 @@ class Ledger:
         """Leases the pick that :meth:`record_one` counted last; returns its ticket for :meth:`release`."""
         latest = self._recent[-1]
         assert latest is not None
-        self._recent[-1] = latest._replace(leased=True)
+        self._recent[-1] = _Pick(*latest[:-1], True)
         return latest.ticket
 
     def release(self, ticket: int) -> bool:

@@ -219,7 +219,7 @@ class EndpointPicker:
             return self._refuse(RefusalReason.NOTHING_CAN_SERVE, "the request names no service")
         access_point, malformed = facts.access_point, facts.malformed
         if access_point not in pool.access_points:
-            malformed = malformed or bool(access_point) or not pool.only_access_point
+            malformed = malformed or bool(access_point)
             access_point = pool.default_access_point
         answer, lease = self._logic.dispatch_leased(
             DispatchQuestion(
@@ -262,7 +262,6 @@ class _Pool:
         topology: described.
         access_points: names that requests may enter at.
         default_access_point: for requests that name none, or none there is; empty where there is none at all.
-        only_access_point: whether there is no other.
         only_service: the service, where there is but one; else empty.
     """
 
@@ -271,7 +270,6 @@ class _Pool:
         edge = [topology.access_points.names[row] for row in np.flatnonzero(~topology.access_points.is_cloud)]
         self.access_points = frozenset(topology.access_points.names)
         self.default_access_point = (edge or list(topology.access_points.names) or [""])[0]
-        self.only_access_point = len(edge) == 1
         services = topology.services.names
         self.only_service = services[0] if len(services) == 1 else ""
         spellings = {endpoint: canonical(endpoint) for endpoint in topology.replicas.endpoints}

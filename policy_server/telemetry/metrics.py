@@ -200,6 +200,12 @@ class ServerMetrics:
                 "{request}",
                 gauges.pending_picks,
             ),
+            (
+                "policy.stale_endpoints",
+                "Endpoints whose figures are too old; chosen only where none has fresher ones.",
+                "{endpoint}",
+                gauges.stale_endpoints,
+            ),
             ("policy.requests.in_flight", "Dispatch requests being handled.", "{request}", gauges.in_flight),
             (
                 "policy.envoy.in_flight",
@@ -226,6 +232,7 @@ class ServerGauges:
     state_age_seconds: Gauge
     pending_picks: Gauge
     in_flight: Gauge
+    stale_endpoints: Gauge = lambda: math.nan
     proxied_in_flight: Gauge = lambda: math.nan
 
 
