@@ -205,6 +205,7 @@ class PolicyServer:
             self.metrics,
             maximum_endpoints=settings.envoy_max_endpoints,
             maximum_in_flight=settings.envoy_max_in_flight,
+            saturated_from=settings.envoy_saturation,
         )
         return PickerServer(settings, picker, self.metrics, spans)
 

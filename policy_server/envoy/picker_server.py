@@ -44,7 +44,7 @@ class PickerServer:
         self, settings: Settings, picker: EndpointPicker, metrics: ServerMetrics, spans: ProblemSpans
     ) -> None:
         self.picker = picker
-        mapping = RequestMapping(settings.envoy_service, settings.envoy_access_point)
+        mapping = RequestMapping(settings.envoy_service, settings.envoy_access_point, settings.envoy_priority)
         process_settings = ProcessSettings(
             picker,
             mapping,

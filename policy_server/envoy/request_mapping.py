@@ -1,7 +1,7 @@
 """What a request's headers and attributes mean: which service, from where, how urgent, how large.
 
-Where the service and the access point are named is a setting: sources separated by commas, the first of which has a
-value wins.
+Where the service, the access point and the priority are named are settings: sources separated by commas, the first of
+which has a value wins.
 
 ========================  ==================================================================================
 ``header:NAME``           the request header NAME
@@ -47,13 +47,15 @@ class RequestFacts(NamedTuple):
         access_point: empty where no source named one.
         deadline_seconds: the client waits for the response; 0: not said.
         payload_bytes: 0: not said.
-        malformed: whether the deadline or the size was said but cannot be read; it counts as not said.
+        priority: below zero for requests that may be shed first.
+        malformed: whether one of the three was said but cannot be read; it counts as not said.
     """
 
     service: str
     access_point: str
     deadline_seconds: float
     payload_bytes: float
+    priority: int
     malformed: bool
 
 
@@ -63,6 +65,7 @@ class RequestMapping:
     Args:
         service: sources of the service's name, as the module describes.
         access_point: sources of the access point's name.
+        priority: sources of the priority, a whole number.
 
     Attributes:
         headers: names of all headers that are read, in lower case.
@@ -71,17 +74,13 @@ class RequestMapping:
         MappingError: a source cannot be read.
     """
 
-    def __init__(self, service: str, access_point: str) -> None:
+    def __init__(self, service: str, access_point: str, priority: str) -> None:
         self._service = _Sources("envoy_service", service)
         self._access_point = _Sources("envoy_access_point", access_point)
+        self._priority = _Sources("envoy_priority", priority)
+        named = (self._service, self._access_point, self._priority)
         self.headers = frozenset(
-            {
-                EXPECTED_TIMEOUT,
-                GRPC_TIMEOUT,
-                CONTENT_LENGTH,
-                *self._service.headers,
-                *self._access_point.headers,
-            }
+            (EXPECTED_TIMEOUT, GRPC_TIMEOUT, CONTENT_LENGTH, *(name for one in named for name in one.headers))
         )
 
     def read(self, headers: Headers, attribute: Attribute) -> RequestFacts:
@@ -92,6 +91,7 @@ class RequestMapping:
             attribute: value of an attribute; empty where there is none.
         """
         deadline_seconds = payload_bytes = 0.0
+        priority = 0
         malformed = False
         if (text := headers.get(EXPECTED_TIMEOUT)) is not None:
             milliseconds = _whole_number(text)
@@ -107,12 +107,17 @@ class RequestMapping:
                 malformed = True
             else:
                 payload_bytes = float(size)
+        if text := self._priority.value(headers, attribute):
+            number = _whole_number(text.removeprefix("-"))
+            malformed = malformed or number is None
+            priority = -(number or 0) if text.startswith("-") else number or 0
         return RequestFacts(
             self._service.value(headers, attribute),
             self._access_point.value(headers, attribute),
             # Longer than the longest there is no difference.
             min(deadline_seconds, OPTIONAL_DEADLINE_SECONDS.largest),
             payload_bytes,
+            priority,
             malformed,
         )
 
