@@ -41,12 +41,12 @@ class Refusal:
     Attributes:
         reason: in a word.
         message: for whoever reads the answer.
-        retry_after_milliseconds: how long the caller should wait; 0: trying again at once may help.
+        retry_after_milliseconds: how long the caller should wait before trying again.
     """
 
     reason: RefusalReason
     message: str
-    retry_after_milliseconds: int = 0
+    retry_after_milliseconds: int
 
     @property
     def shed(self) -> bool:
@@ -246,9 +246,7 @@ class EndpointPicker:
 
     def _shed(self, message: str) -> Refusal:
         self._metrics.shed()
-        return self._refuse(
-            RefusalReason.SHED, f"{message}; retry later", self._logic.limits.retry_after_milliseconds
-        )
+        return self._refuse(RefusalReason.SHED, f"{message}; retry later")
 
     def _current_pool(self) -> _Pool | None:
         held = self._store.held
@@ -259,9 +257,9 @@ class EndpointPicker:
             pool = self._pool = _Pool(held.snapshot.topology)
         return pool
 
-    def _refuse(self, reason: RefusalReason, message: str, retry_after_milliseconds: int = 0) -> Refusal:
+    def _refuse(self, reason: RefusalReason, message: str) -> Refusal:
         self._metrics.refused(reason.value)
-        return Refusal(reason, message, retry_after_milliseconds)
+        return Refusal(reason, message, self._logic.limits.retry_after_milliseconds)
 
 
 class _Pool:
