@@ -18,9 +18,9 @@ from bench.envoy.picker import PickerProcess, request_headers
 from bench.envoy.process import EnvoyProcess
 from bench.envoy.sides import Way
 from bench.envoy.state_reporter import ACCESS_POINT, SERVICE, StateReporter
+from bench.load import h2load
 from bench.load.errors import LoadError
-from bench.load.h2load import INSTALL_HINT, get_at_rate
-from bench.load.h2load import version as h2load_version
+from bench.load.h2load import get_at_rate
 from bench.load.measurement import Measurement, percentile_microseconds
 from bench.load.plans import OpenLoop
 from bench.void import LEAST_ACHIEVED_SHARE, VoidRunError
@@ -119,8 +119,8 @@ def run_demo(plan: DemoPlan, on_contestant: Callable[[str], None]) -> dict[str, 
         LoadError: load could not be generated.
         ServerError: a process did not start or died.
     """
-    if h2load_version() is None:
-        raise LoadError(f"the demo's load comes from h2load: {INSTALL_HINT}")
+    if h2load.version() is None:
+        raise LoadError(f"the demo's load comes from h2load: {h2load.INSTALL_HINT}")
     results = {}
     for contestant in plan.contestants:
         on_contestant(contestant.name)

@@ -55,8 +55,7 @@ def demo_envoy_command(
     from bench.envoy.demo import DemoPlan, run_demo
     from bench.envoy.demo_table import demo_table
 
-    names = tuple(name.strip() for name in policies.split(",") if name.strip())
-    plan = DemoPlan(seconds, requests_per_second, report_seconds, names)
+    plan = DemoPlan(seconds, requests_per_second, report_seconds, _names(policies))
     with errors_reported(), progress(len(plan.contestants)) as on_step:
         results = run_demo(plan, on_step)
     if as_json:
@@ -69,3 +68,24 @@ def demo_envoy_command(
         click.echo(json.dumps(document, indent=2))
     else:
         Console().print(demo_table(plan, results))
+
+
+def _names(policies: str) -> tuple[str, ...]:
+    """The policies to serve.
+
+    Raises:
+        click.BadParameter: there is none, or one is unknown.
+    """
+    from policy_server.policies.heuristics import HEURISTIC_DISPATCH_NAMES
+    from policy_server.runtime.bundle import find_bundles
+
+    known = (*find_bundles(), *HEURISTIC_DISPATCH_NAMES)
+    names = tuple(name.strip() for name in policies.split(",") if name.strip())
+    if not names:
+        raise click.BadParameter("name at least one policy", param_hint="--policies")
+    for name in names:
+        if name not in known:
+            raise click.BadParameter(
+                f"{name!r} is unknown; choose from {', '.join(known)}", param_hint="--policies"
+            )
+    return names

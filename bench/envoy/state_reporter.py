@@ -96,6 +96,11 @@ class StateReporter:
         self._stop.set()
         self._thread.join()
 
+    @property
+    def running(self) -> bool:
+        """Whether reports go on."""
+        return self._thread.is_alive()
+
     def check(self) -> None:
         """Raises what ended the reports before they were to end."""
         if self._error is not None:
