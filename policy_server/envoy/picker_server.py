@@ -59,7 +59,9 @@ class PickerServer:
                 maximum_connection_age_seconds=settings.max_connection_age_seconds,
             )
         )
-        self.address = listen(self._server, settings.envoy_host, settings.envoy_port)
+        self.address = listen(
+            self._server, settings.envoy_host, settings.envoy_port, settings_prefix="envoy-"
+        )
         self._services = RpcServices(self._server, metrics, spans)
         self._services.add(EXTERNAL_PROCESSOR, ExternalProcessorServicer(process_settings), as_bytes=True)
         self._services.add(AUTHORIZATION, AuthorizationServicer(picker, mapping, self._expiry))
