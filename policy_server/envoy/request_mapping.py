@@ -90,35 +90,14 @@ class RequestMapping:
             headers: those of :attr:`headers` that the request has.
             attribute: value of an attribute; empty where there is none.
         """
-        deadline_seconds = payload_bytes = 0.0
-        priority = 0
-        malformed = False
-        if (text := headers.get(EXPECTED_TIMEOUT)) is not None:
-            milliseconds = _whole_number(text)
-            malformed = milliseconds is None
-            deadline_seconds = (milliseconds or 0) * 1e-3
-        elif (text := headers.get(GRPC_TIMEOUT)) is not None:
-            seconds = _grpc_timeout_seconds(text)
-            malformed = seconds is None
-            deadline_seconds = seconds or 0.0
-        if (text := headers.get(CONTENT_LENGTH)) is not None:
-            size = _whole_number(text)
-            if size is None or size > BYTES.largest:
-                malformed = True
-            else:
-                payload_bytes = float(size)
-        if text := self._priority.value(headers, attribute):
-            number = _whole_number(text.removeprefix("-"))
-            malformed = malformed or number is None
-            priority = -(number or 0) if text.startswith("-") else number or 0
+        figures = _figures(
+            headers.get(EXPECTED_TIMEOUT),
+            headers.get(GRPC_TIMEOUT),
+            headers.get(CONTENT_LENGTH),
+            self._priority.value(headers, attribute),
+        )
         return RequestFacts(
-            self._service.value(headers, attribute),
-            self._access_point.value(headers, attribute),
-            # Longer than the longest there is no difference.
-            min(deadline_seconds, OPTIONAL_DEADLINE_SECONDS.largest),
-            payload_bytes,
-            priority,
-            malformed,
+            self._service.value(headers, attribute), self._access_point.value(headers, attribute), *figures
         )
 
 
@@ -168,13 +147,39 @@ def _first_segment(path: str) -> str:
     return path.partition("?")[0].lstrip("/").partition("/")[0]
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=16_384)
+def _figures(
+    expected_timeout: str | None, grpc_timeout: str | None, content_length: str | None, priority_text: str
+) -> tuple[float, float, int, bool]:
+    """Deadline in seconds, payload in bytes, priority, and whether one of them cannot be read."""
+    deadline_seconds, payload_bytes, priority, malformed = 0.0, 0.0, 0, False
+    if expected_timeout is not None:
+        milliseconds = _whole_number(expected_timeout)
+        malformed = milliseconds is None
+        deadline_seconds = (milliseconds or 0) * 1e-3
+    elif grpc_timeout is not None:
+        seconds = _grpc_timeout_seconds(grpc_timeout)
+        malformed = seconds is None
+        deadline_seconds = seconds or 0.0
+    if content_length is not None:
+        size = _whole_number(content_length)
+        if size is None or size > BYTES.largest:
+            malformed = True
+        else:
+            payload_bytes = float(size)
+    if priority_text:
+        number = _whole_number(priority_text.removeprefix("-"))
+        malformed = malformed or number is None
+        priority = -(number or 0) if priority_text.startswith("-") else number or 0
+    # Longer than the longest there is no difference.
+    return min(deadline_seconds, OPTIONAL_DEADLINE_SECONDS.largest), payload_bytes, priority, malformed
+
+
 def _whole_number(text: str) -> int | None:
     text = text.strip()
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 19 else None
 
 
-@lru_cache(maxsize=4096)
 def _grpc_timeout_seconds(text: str) -> float | None:
     """The time in a ``grpc-timeout``: at most eight digits and a unit (gRPC over HTTP/2)."""
     digits, unit = text.strip()[:-1], text.strip()[-1:]
