@@ -117,12 +117,12 @@ class Ledger:
         self.node_pending_cpu: Float32Array = of_dispatchers[:, replicas:]
         self.link_pending_bytes: Float32Array = self.pending_values[1 : self._first]
         # Single picks read and write these one by one, which views and lists are faster at than arrays.
-        self._value_at = memoryview(self.pending_values).cast("B").cast("f")
+        self._value_at = self.pending_values.data.cast("B").cast("f")
         self.replica_picks: Int64Array = np.zeros((self._dispatchers, replicas), np.int64)
         self._node_picks: Int64Array = np.zeros((self._dispatchers, nodes), np.int64)
         self._nodes = nodes
-        self._picks_at = memoryview(self.replica_picks.reshape(-1))
-        self._node_picks_at = memoryview(self._node_picks.reshape(-1))
+        self._picks_at = self.replica_picks.reshape(-1).data.cast("B").cast("q")
+        self._node_picks_at = self._node_picks.reshape(-1).data.cast("B").cast("q")
         self._node_position: Int64Array = topology.replicas.node.astype(np.int64) + replicas
         self._node_of: list[int] = topology.replicas.node.tolist()
         self._cpu_share: Float32Array = (
