@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
@@ -13,13 +11,13 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
+from bench.console_support import errors_reported, progress
 from bench.demo_command import demo_command
+from bench.envoy.demo_command import demo_envoy_command
 from bench.flavours import COMPARED_FLAVOURS, SERVER_FLAVOUR, Flavour, parse_flavour
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-    from bench.latency import OnStep
 
 
 class _FlavourType(click.ParamType[Flavour]):
@@ -143,8 +141,8 @@ def latency(
         open_loop_seconds=open_loop_seconds,
         open_loop_requests_per_second=rate,
     )
-    with _errors_reported():
-        with _progress(settings.steps + 1) as on_step:
+    with errors_reported():
+        with progress(settings.steps + 1) as on_step:
             if address is None:
                 command = partial(policy_server_command, models=models, arguments=server_arguments)
                 with started_server(command, policy) as dispatch:
@@ -192,7 +190,7 @@ def flavours(
     from bench.tables import flavour_table
 
     chosen = flavours or COMPARED_FLAVOURS
-    with _errors_reported(), _progress(comparison_steps(chosen, works, repetitions)) as on_step:
+    with errors_reported(), progress(comparison_steps(chosen, works, repetitions)) as on_step:
         figures = compare_flavours(chosen, works, repetitions, on_step)
     if as_json:
         click.echo(json.dumps({"flavours": [asdict(row) for row in figures]}, indent=2))
@@ -265,8 +263,8 @@ def envoy(
     from bench.envoy.tables import gateway_tables
 
     settings = GatewaySettings(repetitions=repetitions, seconds=seconds)
-    with _errors_reported():
-        with _progress(steps(settings)) as on_step:
+    with errors_reported():
+        with progress(steps(settings)) as on_step:
             report = run_gateways(settings, on_step, policy, server_arguments)
         document = json.dumps(report.document(), indent=2)
         if output is not None:
@@ -301,37 +299,6 @@ def do_nothing(port: int, endpoints: tuple[str, ...]) -> None:
         raise click.ClickException(str(error)) from error
 
 
-@contextmanager
-def _errors_reported() -> Iterator[None]:
-    """Turns what can go wrong in a run into a message and exit code 1."""
-    from bench.load.errors import LoadError
-    from bench.server_process import ServerError
-
-    try:
-        yield
-    except (LoadError, ServerError, OSError) as error:
-        raise click.ClickException(str(error)) from error
-
-
-@contextmanager
-def _progress(steps: int) -> Iterator[OnStep]:
-    """A progress bar on standard error; yields the function that advances it to the next step."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("starting", total=steps)
-        started = False
-
-        def on_step(description: str) -> None:
-            nonlocal started
-            progress.update(task, description=description, advance=1 if started else 0)
-            started = True
-
-        yield on_step
-
-
 def _print(tables: RenderableType) -> None:
     from rich.console import Console
 
@@ -339,6 +306,7 @@ def _print(tables: RenderableType) -> None:
 
 
 main.add_command(demo_command)
+main.add_command(demo_envoy_command)
 
 if __name__ == "__main__":
     main()

@@ -226,7 +226,7 @@ class PolicyServer:
         self._should_exit.set()
 
     def _prepare(self, snapshot: Snapshot, previous: DispatchView | None) -> DispatchView:
-        view = DispatchView(snapshot, previous)
+        view = DispatchView(snapshot, previous, maximum_sample_age_seconds=self.settings.stale_after_seconds)
         for name in {self.registry.active, *self.registry.bundles}:
             self.registry.get(name).prepare(view)
         self.orchestration.observe(snapshot)
@@ -240,8 +240,13 @@ class PolicyServer:
             state_age_seconds=lambda: self.store.age_seconds(),
             pending_picks=lambda: math.nan if self.store.held is None else self.store.held.ledger.pending,
             in_flight=lambda: self.logic.in_flight + self.scaling.in_flight,
+            stale_endpoints=self._stale_endpoints,
             proxied_in_flight=lambda: math.nan if self.picker is None else self.picker.picker.in_flight,
         )
+
+    def _stale_endpoints(self) -> float:
+        held = self.store.held
+        return math.nan if held is None else held.view.table.stale_count(time.monotonic())
 
     def _listen_for_envoy(self, spans: ProblemSpans) -> PickerServer:
         # Imported late: without Envoy nobody waits for its protos to load.
@@ -255,6 +260,7 @@ class PolicyServer:
             self.metrics,
             maximum_endpoints=settings.envoy_max_endpoints,
             maximum_in_flight=settings.envoy_max_in_flight,
+            saturated_from=settings.envoy_saturation,
         )
         return PickerServer(settings, picker, self.metrics, spans)
 
@@ -290,8 +296,14 @@ class PolicyServer:
         threading.Thread(target=run, name="state source", daemon=True).start()
 
     def _take_in(self, snapshot: Snapshot) -> None:
-        age_seconds = snapshot.age_seconds(time.monotonic())
-        self.store.replace(snapshot.topology, snapshot.load, age_seconds=age_seconds)
+        now_seconds = time.monotonic()
+        sampled_at = snapshot.sampled_at_seconds
+        self.store.replace(
+            snapshot.topology,
+            snapshot.load,
+            age_seconds=snapshot.age_seconds(now_seconds),
+            sample_age_seconds=None if sampled_at is None else now_seconds - sampled_at,
+        )
         if not self._health.ready and not self._stopping:
             self._becoming_ready = asyncio.ensure_future(self._health.set_ready(True))
 

@@ -129,6 +129,13 @@ class Settings:
     envoy_access_point: Annotated[
         str, About("What names the access point of a proxied request; by default the first of the state.")
     ] = "header:x-policy-access-point"
+    envoy_priority: Annotated[
+        str, About("What names the priority of a proxied request; below zero it is shed first.")
+    ] = "header:x-policy-priority"
+    envoy_saturation: Annotated[
+        float,
+        About("Requests per slot of the endpoints from which on priorities below zero are shed.", 0, 1e9),
+    ] = 1.0
     envoy_max_endpoints: Annotated[
         int, About("Endpoints to list for a proxied request, best first.", 1, MAXIMUM_ENDPOINTS)
     ] = 3
@@ -186,7 +193,7 @@ class Settings:
                     bounds += f" to {about.maximum:g}"
                 raise SettingsError(f"{name}: {value}; must be a number {bounds}")
         if self.envoy:
-            _check_mapping(self.envoy_service, self.envoy_access_point)
+            _check_mapping(self.envoy_service, self.envoy_access_point, self.envoy_priority)
         if (self.extender_tls_certificate is None) != (self.extender_tls_key is None):
             missing = "certificate" if self.extender_tls_certificate is None else "key"
             raise SettingsError(f"extender_tls_{missing}: missing; give certificate and key, or neither")
@@ -194,12 +201,12 @@ class Settings:
             raise SettingsError(f"extender_own_label: {self.extender_own_label!r}; give KEY=VALUE")
 
 
-def _check_mapping(service: str, access_point: str) -> None:
+def _check_mapping(service: str, access_point: str, priority: str) -> None:
     # Imported late: commands that serve nothing need not wait for it.
     from policy_server.envoy.request_mapping import MappingError, RequestMapping
 
     try:
-        RequestMapping(service, access_point)
+        RequestMapping(service, access_point, priority)
     except MappingError as error:
         raise SettingsError(str(error)) from None
 

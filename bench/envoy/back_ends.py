@@ -13,15 +13,13 @@ import random
 import sys
 import time
 import urllib.request
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from bench.server_process import ServerProcess, free_ports
 
 STATS_PATH = "/stats"
-_RECENT_SECONDS = 1.0
 _ERLANG_STAGES = 4
 _TIMEOUT_SECONDS = 10.0
 
@@ -75,12 +73,14 @@ class BackEndStats:
     Attributes:
         queued: Requests waiting.
         running: Requests holding a worker.
-        execution_seconds: Mean time the requests of the last second held a worker; None: there were none.
+        busy_seconds_total: Time for which workers were held so far, those that are held included.
+        completed_total: Requests that were answered so far.
     """
 
     queued: int
     running: int
-    execution_seconds: float | None
+    busy_seconds_total: float
+    completed_total: int
 
 
 class BackEnds(ServerProcess):
@@ -145,7 +145,9 @@ class _BackEnd:
     random: random.Random
     queued: int = 0
     running: int = 0
-    recent: deque[tuple[float, float]] = field(default_factory=deque)
+    completed: int = 0
+    busy_seconds: float = 0.0
+    busy_until: float = 0.0
 
     def __post_init__(self) -> None:
         self._workers = asyncio.Semaphore(self.plan.workers)
@@ -168,21 +170,25 @@ class _BackEnd:
             await self._workers.acquire()
         finally:
             self.queued -= 1
+        self._count_busy_seconds()
         self.running += 1
         try:
-            seconds = self._execution_seconds()
-            await asyncio.sleep(seconds)
-            self.recent.append((time.monotonic(), seconds))
+            await asyncio.sleep(self._execution_seconds())
+            self.completed += 1
         finally:
+            self._count_busy_seconds()
             self.running -= 1
             self._workers.release()
         return 200
 
     def stats(self) -> BackEndStats:
-        while self.recent and self.recent[0][0] < time.monotonic() - _RECENT_SECONDS:
-            self.recent.popleft()
-        seconds = [taken for _, taken in self.recent]
-        return BackEndStats(self.queued, self.running, sum(seconds) / len(seconds) if seconds else None)
+        self._count_busy_seconds()
+        return BackEndStats(self.queued, self.running, self.busy_seconds, self.completed)
+
+    def _count_busy_seconds(self) -> None:
+        now = time.monotonic()
+        self.busy_seconds += self.running * (now - self.busy_until)
+        self.busy_until = now
 
     def _execution_seconds(self) -> float:
         mean = self.plan.execution_seconds / self.plan.speed_at(self.clock.seconds())

@@ -50,13 +50,14 @@ class GatewayComparison:
 
 
 def compare_gateways(
-    sides: Sequence[GatewaySide], settings: GatewaySettings, on_step: OnStep
+    sides: Sequence[GatewaySide], settings: GatewaySettings, headers: Sequence[str], on_step: OnStep
 ) -> GatewayComparison:
     """Makes all runs. Warm-up runs are thrown away; they also tell how many requests fill the wanted time.
 
     Args:
         sides: Already serving.
         settings: How long and how often.
+        headers: Arguments of h2load for the headers of the requests.
         on_step: Called before each run that counts or warms up, with a description of it.
 
     Raises:
@@ -70,7 +71,7 @@ def compare_gateways(
         for side in sides:
             on_step(f"{side.name}, warm-up")
             in_flight = settings.connections if mode is Mode.SATURATED else 1
-            warm_up = side.run(_loop(settings, mode, _WARM_UP_REQUESTS * in_flight)).measurement
+            warm_up = side.run(_loop(settings, mode, _WARM_UP_REQUESTS * in_flight, headers)).measurement
             wanted = int(warm_up.requests_per_second * settings.seconds)
             requests[side.name, mode] = max(_LEAST_REQUESTS, wanted)
     for repetition in range(settings.repetitions):
@@ -78,7 +79,7 @@ def compare_gateways(
         for mode in MODES:
             for side in (*sides[first:], *sides[:first]):
                 on_step(f"{side.name}, {mode.value.replace('_', ' ')}")
-                loop = _loop(settings, mode, requests[side.name, mode])
+                loop = _loop(settings, mode, requests[side.name, mode], headers)
                 while True:
                     try:
                         comparison.sides[side.name].runs[mode].append(side.run(loop))
@@ -90,7 +91,11 @@ def compare_gateways(
     return comparison
 
 
-def _loop(settings: GatewaySettings, mode: Mode, requests: int) -> Callable[[str], Measurement]:
-    if mode is Mode.ONE_CALLER:
-        return partial(get_closed_loop, plan=ClosedLoop(requests))
-    return partial(get_closed_loop, plan=ClosedLoop(requests, settings.connections, settings.streams))
+def _loop(
+    settings: GatewaySettings, mode: Mode, requests: int, headers: Sequence[str]
+) -> Callable[[str], Measurement]:
+    one_caller = mode is Mode.ONE_CALLER
+    plan = (
+        ClosedLoop(requests) if one_caller else ClosedLoop(requests, settings.connections, settings.streams)
+    )
+    return partial(get_closed_loop, plan=plan, arguments=headers)

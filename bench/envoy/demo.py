@@ -14,12 +14,13 @@ from typing import Any
 from bench.envoy import configuration
 from bench.envoy.back_ends import BackEndPlan, BackEnds, Slowdown
 from bench.envoy.configuration import Balancing, Shipped
-from bench.envoy.picker import ACCESS_POINT_HEADER, SERVICE_HEADER, PickerProcess
+from bench.envoy.picker import PickerProcess, request_headers
 from bench.envoy.process import EnvoyProcess
+from bench.envoy.sides import Way
 from bench.envoy.state_reporter import ACCESS_POINT, SERVICE, StateReporter
+from bench.load import h2load
 from bench.load.errors import LoadError
-from bench.load.h2load import INSTALL_HINT, get_at_rate
-from bench.load.h2load import version as h2load_version
+from bench.load.h2load import get_at_rate
 from bench.load.measurement import Measurement, percentile_microseconds
 from bench.load.plans import OpenLoop
 from bench.void import LEAST_ACHIEVED_SHARE, VoidRunError
@@ -33,8 +34,8 @@ BACK_ENDS = (
     BackEndPlan(0.25),
 )
 _CONNECTIONS = 4
-_ASKED = "http.ingress.ext_proc.streams_started"
-_UNANSWERED = "http.ingress.ext_proc.failure_mode_allowed"
+_MOST_ATTEMPTS = 3
+_MOST_FAILED_SHARE = 0.2
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class DemoPlan:
     """
 
     seconds: float = 11.0
-    requests_per_second: float = 240.0
+    requests_per_second: float = 220.0
     report_seconds: float = 0.1
     policies: tuple[str, ...] = ("kais", "earliest-completion", "prequal")
 
@@ -95,6 +96,7 @@ class DemoFigures:
         p99_ms: Latency.
         rps: Requests answered with 200 per second, until the last answer.
         failed: Requests that failed.
+        unpicked: Requests that Envoy sent somewhere by itself, because the picker did not answer in time.
     """
 
     p50_ms: float
@@ -102,6 +104,7 @@ class DemoFigures:
     p99_ms: float
     rps: float
     failed: int
+    unpicked: int
 
 
 def run_demo(plan: DemoPlan, on_contestant: Callable[[str], None]) -> dict[str, DemoFigures]:
@@ -112,25 +115,33 @@ def run_demo(plan: DemoPlan, on_contestant: Callable[[str], None]) -> dict[str, 
         on_contestant: Called before each with its name.
 
     Raises:
-        VoidRunError: a run must not be quoted.
+        VoidRunError: too many runs must not be quoted.
         LoadError: load could not be generated.
         ServerError: a process did not start or died.
     """
-    if h2load_version() is None:
-        raise LoadError(f"the demo's load comes from h2load: {INSTALL_HINT}")
+    if h2load.version() is None:
+        raise LoadError(f"the demo's load comes from h2load: {h2load.INSTALL_HINT}")
     results = {}
     for contestant in plan.contestants:
         on_contestant(contestant.name)
-        results[contestant.name] = _figures(_run(plan, contestant))
+        for attempt in range(_MOST_ATTEMPTS):
+            try:
+                results[contestant.name] = _run(plan, contestant)
+                break
+            except VoidRunError:
+                if attempt == _MOST_ATTEMPTS - 1:
+                    raise
     return results
 
 
-def _run(plan: DemoPlan, contestant: Contestant) -> Measurement:
+def _run(plan: DemoPlan, contestant: Contestant) -> DemoFigures:
+    unpicked = 0
     with ExitStack() as stack:
         back_ends = stack.enter_context(BackEnds(BACK_ENDS))
         document = configuration.shipped(Shipped.FAIL_OPEN)
         configuration.listen_on_loopback(document)
         configuration.send_to(document, back_ends.addresses)
+        reporter = None
         if contestant.balancing is not None:
             configuration.balance_alone(document, contestant.balancing, **dict(contestant.settings))
         else:
@@ -139,14 +150,13 @@ def _run(plan: DemoPlan, contestant: Contestant) -> Measurement:
             reporter = stack.enter_context(_reporter(plan, picker, back_ends))
         gateway = stack.enter_context(EnvoyProcess(f"Envoy, {contestant.name}", document))
         load = OpenLoop(int(plan.seconds * plan.requests_per_second), plan.requests_per_second)
-        measurement = get_at_rate(f"http://{gateway.address}/", load, _CONNECTIONS, _headers())
-        reasons = _void_reasons(measurement, load)
-        if contestant.balancing is None:
+        headers = request_headers(SERVICE, ACCESS_POINT)
+        measurement = get_at_rate(f"http://{gateway.address}/", load, _CONNECTIONS, headers)
+        if reporter is not None:
             reporter.check()
-            reasons += _unpicked(gateway, measurement)
-    if reasons:
-        raise VoidRunError(contestant.name, reasons)
-    return measurement
+            unpicked = gateway.stat(Way.EXT_PROC.unanswered_stat)
+    _check(contestant, measurement, load)
+    return _figures(measurement, unpicked)
 
 
 def _reporter(plan: DemoPlan, picker: PickerProcess, back_ends: BackEnds) -> StateReporter:
@@ -161,30 +171,23 @@ def _reporter(plan: DemoPlan, picker: PickerProcess, back_ends: BackEnds) -> Sta
     )
 
 
-def _void_reasons(measurement: Measurement, load: OpenLoop) -> list[str]:
+def _check(contestant: Contestant, measurement: Measurement, load: OpenLoop) -> None:
     sent = measurement.sent_microseconds
     rate = (measurement.requests - 1) / max(1, int(sent[-1] - sent[0])) * 1e6
-    if rate >= LEAST_ACHIEVED_SHARE * load.requests_per_second:
-        return []
-    return [f"{rate:.1f} of {load.requests_per_second:g} requests/s were sent: the machine is too busy"]
-
-
-def _unpicked(gateway: EnvoyProcess, measurement: Measurement) -> list[str]:
-    asked, unanswered = gateway.stat(_ASKED), gateway.stat(_UNANSWERED)
     reasons = []
-    if asked != measurement.requests:
-        reasons.append(f"the picker was asked {asked} times for {measurement.requests} requests")
-    if unanswered:
-        reasons.append(f"{unanswered} requests went on without the picker's answer")
-    return reasons
+    if rate < LEAST_ACHIEVED_SHARE * load.requests_per_second:
+        reasons.append(
+            f"{rate:.1f} of {load.requests_per_second:g} requests/s were sent: the machine is too busy"
+        )
+    if sum(measurement.failures.values()) > _MOST_FAILED_SHARE * measurement.requests:
+        reasons += [f"{count} requests failed: {reason}" for reason, count in measurement.failures.items()]
+    if reasons:
+        raise VoidRunError(contestant.name, reasons)
 
 
-def _figures(measurement: Measurement) -> DemoFigures:
+def _figures(measurement: Measurement, unpicked: int) -> DemoFigures:
     p50, p90, p99 = (percentile_microseconds(measurement, percentile) / 1e3 for percentile in (50, 90, 99))
     failed = sum(measurement.failures.values())
     answered_share = 1 - failed / measurement.requests
-    return DemoFigures(p50, p90, p99, round(measurement.requests_per_second * answered_share, 1), failed)
-
-
-def _headers() -> list[str]:
-    return ["-H", f"{SERVICE_HEADER}: {SERVICE}", "-H", f"{ACCESS_POINT_HEADER}: {ACCESS_POINT}"]
+    rps = round(measurement.requests_per_second * answered_share, 1)
+    return DemoFigures(p50, p90, p99, rps, failed, unpicked)

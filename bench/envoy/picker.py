@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from bench.commands import policy_server_command
 from bench.server_process import ServerProcess, free_ports
 
-SERVICE_HEADER = "x-policy-service"
-ACCESS_POINT_HEADER = "x-policy-access-point"
+
+def request_headers(service: str, access_point: str) -> list[str]:
+    """Arguments by which h2load says what it asks for, as the server's default settings read it."""
+    return ["-H", f"x-policy-service: {service}", "-H", f"x-policy-access-point: {access_point}"]
 
 
 class PickerProcess(ServerProcess):

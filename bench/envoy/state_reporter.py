@@ -1,14 +1,17 @@
 """Reports what back ends tell of themselves to the server, as the agent of a deployment would.
 
-Every period each back end's own figures are read over HTTP: requests waiting, requests running, and how long recent
-ones took to execute. The first two are the load. The third says how fast the machine is *now*; where it has changed
-by more than a tenth, the whole state is reported, else the changed load alone.
+Every period each back end's own figures are read over HTTP. Requests waiting and running are the load. How fast the
+machine is *now* follows from two counters that any service can keep, by the utilisation law: mean service time = time
+its workers were busy / requests completed, over the last few periods. A few completions at the declared speed are
+added to both, so that a rarely used machine is not judged by one request. Where a speed has changed by more than a
+tenth, the whole state is reported, else the load alone.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
@@ -34,6 +37,8 @@ SERVICE = "web"
 _CPU_MILLICORES_PER_REQUEST = 250.0
 _GIBIBYTE = 2.0**30
 _NOTEWORTHY_CHANGE = 0.1
+_WINDOW_SECONDS = 0.4
+_DECLARED_COMPLETIONS = 2
 _MEMORY_BYTES = 64.0 * 2**20
 
 
@@ -66,6 +71,7 @@ class StateReporter:
         self._workers = workers
         self._period_seconds = period_seconds
         self._speeds: list[float] = []
+        self._history: deque[tuple[float, Sequence[BackEndStats]]] = deque()
         self._version = 0
         self._stop = threading.Event()
         self._error: Exception | None = None
@@ -90,6 +96,11 @@ class StateReporter:
         self._stop.set()
         self._thread.join()
 
+    @property
+    def running(self) -> bool:
+        """Whether reports go on."""
+        return self._thread.is_alive()
+
     def check(self) -> None:
         """Raises what ended the reports before they were to end."""
         if self._error is not None:
@@ -112,10 +123,7 @@ class StateReporter:
         began = time.monotonic()
         stats = self._back_ends.stats()
         load = self._load(stats)
-        speeds = [
-            self._execution_seconds / row.execution_seconds if row.execution_seconds else declared
-            for row, declared in zip(stats, self._declared_speeds, strict=True)
-        ]
+        speeds = self._measured_speeds(began, stats)
         age_seconds = time.monotonic() - began
         if self._speeds and all(map(_alike, speeds, self._speeds)):
             delta = LoadDelta(base_version=self._version, load=load)
@@ -125,6 +133,18 @@ class StateReporter:
             full = FullState(topology=self._topology(), load=load)
             request = ReportStateRequest(full=full, age_seconds=age_seconds)
         self._version = client.report(request)
+
+    def _measured_speeds(self, now: float, stats: Sequence[BackEndStats]) -> list[float]:
+        self._history.append((now, stats))
+        while len(self._history) > 1 and self._history[1][0] <= now - _WINDOW_SECONDS:
+            self._history.popleft()
+        speeds = []
+        for row, before, declared in zip(stats, self._history[0][1], self._declared_speeds, strict=True):
+            completed = _DECLARED_COMPLETIONS + row.completed_total - before.completed_total
+            busy_seconds = _DECLARED_COMPLETIONS * self._execution_seconds / declared
+            busy_seconds += row.busy_seconds_total - before.busy_seconds_total
+            speeds.append(self._execution_seconds * completed / busy_seconds)
+        return speeds
 
     def _topology(self) -> Topology:
         nodes = [

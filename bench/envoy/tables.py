@@ -39,11 +39,10 @@ def _figures_table(report: GatewayReport) -> Table:
     )
     table.add_column("asked", no_wrap=True)
     table.add_column("picker", no_wrap=True)
-    in_flight = method.settings.connections * method.settings.streams
     for heading in (
-        "1 caller\np50, us",
-        "1 caller\np99, us",
-        f"{in_flight} in flight\nreq/s",
+        "p50\nus",
+        "p99\nus",
+        "requests\nper s",
         "Envoy\nCPU, us",
         "picker\nCPU, us",
     ):
@@ -105,11 +104,12 @@ def _recommendation(report: GatewayReport) -> Text:
 
 def _footnotes(report: GatewayReport) -> Text:
     method, environment = report.method, report.environment
+    in_flight = method.settings.connections * method.settings.streams
     lines = [
         f"{environment.cpu_model}, {environment.usable_cores} of {environment.logical_cores} cores, "
         f"load average {environment.load_average_1_minute}; Envoy {method.envoy_version or 'of the path'}, one worker "
         f"thread; gRPC {environment.versions['grpcio']}, {method.server_flavour}; load by {method.load_generator}",
-        "latency of one request at a time; throughput and CPU per request with many in flight",
+        f"p50 and p99 with one request in flight; requests per s and CPU per request with {in_flight}",
     ]
     if report.void_runs:
         lines.append(

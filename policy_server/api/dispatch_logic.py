@@ -144,8 +144,8 @@ class DispatchLogic:
 
     def dispatch_leased(
         self, question: DispatchQuestion, remaining_seconds: float = math.inf
-    ) -> tuple[DispatchAnswer, Lease]:
-        """The decision on one request, at once, and the lease to end when the request has ended.
+    ) -> tuple[list[str], Lease]:
+        """The endpoints for one request, best first, at once, and the lease to end when the request has ended.
 
         Args:
             question: the request.
@@ -154,8 +154,28 @@ class DispatchLogic:
         Raises:
             RequestError: see its subclasses.
         """
-        answer = self._decide_one(question, remaining_seconds)
-        return answer, Lease(self._held().ledger)
+        guarded, held = self._decide_held(question, remaining_seconds)
+        endpoint_of, decision = held.snapshot.topology.replicas.endpoints, guarded.decision
+        endpoints = [endpoint_of[decision.replica], *[endpoint_of[row] for row in decision.alternatives]]
+        return endpoints, Lease(held.ledger)
+
+    def saturation(self, question: DispatchQuestion) -> float:
+        """Requests queued, running and picked over the slots of all endpoints that could serve a request.
+
+        Raises:
+            InvalidArgumentError: the service or the access point is unknown.
+            NothingCanServeError: there is no such endpoint.
+        """
+        held = self._held()
+        service, access_point, deadline_seconds, subset = self._resolve(question, held)
+        candidates = held.view.candidates(
+            DispatchQuery(service, access_point, deadline_seconds, 0.0, subset), held.ledger, self._clock()
+        )
+        if not len(candidates):
+            raise NothingCanServeError(explain_no_candidate(held.snapshot, question))
+        picked = held.ledger.replica_pending.sum(axis=0)[candidates.replica]
+        outstanding = held.view.table.outstanding[candidates.replica] + picked
+        return float(outstanding.sum() / (1 / candidates.inverse_concurrency).sum())
 
     def dispatch_inline(
         self,
@@ -261,6 +281,15 @@ class DispatchLogic:
         )
 
     def _decide_one(self, question: DispatchQuestion, remaining_seconds: float) -> DispatchAnswer:
+        guarded, held = self._decide_held(question, remaining_seconds)
+        return _answer(
+            guarded, held.snapshot.topology.replicas.endpoints, held.node_names, held.snapshot.version
+        )
+
+    def _decide_held(
+        self, question: DispatchQuestion, remaining_seconds: float
+    ) -> tuple[GuardedDecision, Held]:
+        """The decision on one request from the held state, and that state."""
         policy = self._check(question, remaining_seconds)
         held = self._held()
         service, access_point, deadline_seconds, subset = self._resolve(question, held)
@@ -278,9 +307,7 @@ class DispatchLogic:
         )
         if guarded.decision.replica == NO_CANDIDATE:
             raise NothingCanServeError(explain_no_candidate(held.snapshot, question))
-        return _answer(
-            guarded, held.snapshot.topology.replicas.endpoints, held.node_names, held.snapshot.version
-        )
+        return guarded, held
 
     def _decide_many(self, questions: Sequence[DispatchQuestion]) -> list[DispatchAnswer | Exception]:
         """Decides questions of the micro-batcher together, those for the same policy at once."""

@@ -94,8 +94,14 @@ def add_services(
         services.add(REFLECTION, servicer, name=_REFLECTION_V1)
 
 
-def listen(server: grpc.aio.Server, host: str, port: int) -> str:
+def listen(server: grpc.aio.Server, host: str, port: int, *, settings_prefix: str = "") -> str:
     """Binds the server to an address and returns it as ``host:port``. gRPC chooses the port where it is 0.
+
+    Args:
+        server: to be bound.
+        host: to listen on.
+        port: to listen on.
+        settings_prefix: of the two settings, for the error message.
 
     Raises:
         OSError: the address cannot be bound; the message names it and the remedy.
@@ -106,5 +112,5 @@ def listen(server: grpc.aio.Server, host: str, port: int) -> str:
     except RuntimeError:
         raise OSError(
             f"cannot listen on {host}:{port}: it is in use or not an address of this machine; "
-            "stop the other server or choose another --host or --port"
+            f"stop the other server or choose another --{settings_prefix}host or --{settings_prefix}port"
         ) from None

@@ -5,6 +5,8 @@ Names become rows, every figure is checked, and errors name the field by its pat
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,6 +17,7 @@ from policy_server.cluster.snapshot import (
     NO_LINK,
     AccessPoints,
     Float32Array,
+    Float64Array,
     Int32Array,
     Links,
     Load,
@@ -142,6 +145,32 @@ def delta_load_from_message(message: state_pb2.Load, base: Snapshot, path: str) 
         link_backlog_bytes=load.link_backlog_bytes.copy(),
     )
     return _load_over(copied, message, base.topology, path)
+
+
+def sample_ages_from_message(
+    message: state_pb2.Load, topology: Topology, path: str, *, age_seconds: float, unlisted: float
+) -> Float64Array | None:
+    """float64 [R]: how old the figures of each replica are; None where all of them are as old as the report.
+
+    Args:
+        message: of a report.
+        topology: that the load is about.
+        path: of the message in the request, for error messages.
+        age_seconds: of the report.
+        unlisted: age of replicas that are not listed.
+
+    Raises:
+        InvalidArgumentError: naming the field, its value and the remedy.
+    """
+    replicas = MessageRows(message.replicas, f"{path}.replicas")
+    listed = replicas.figures("age_seconds", figures.SECONDS)
+    if len(replicas) == len(topology.replicas.endpoints) and not listed.any():
+        return None
+    ages = np.full(len(topology.replicas.endpoints), unlisted, np.float64)
+    ages[replicas.distinct_references("endpoint", topology.replica_index, "the topology")] = (
+        listed + age_seconds
+    )
+    return ages
 
 
 def _load_over(load: Load, message: state_pb2.Load, topology: Topology, path: str) -> Load:
@@ -322,8 +351,11 @@ def topology_to_message(topology: Topology) -> state_pb2.Topology:
 
 
 def load_to_message(snapshot: Snapshot) -> state_pb2.Load:
-    """The message of a snapshot's load, every row listed."""
+    """The message of a snapshot's load, every row listed but those of replicas that have no figures of their own."""
     topology, load = snapshot.topology, snapshot.load
+    sampled_at = snapshot.sampled_at_seconds
+    if sampled_at is None:
+        sampled_at = np.full(len(topology.replicas.endpoints), snapshot.taken_at_seconds)
     names, services = topology.access_points.names, topology.services.names
     return state_pb2.Load(
         access_points=[
@@ -359,15 +391,18 @@ def load_to_message(snapshot: Snapshot) -> state_pb2.Load:
                 queued=queued,
                 running=running,
                 latency_seconds=None if latency != latency else latency,
+                age_seconds=max(0.0, snapshot.taken_at_seconds - sampled),
             )
-            for endpoint, state, queued, running, latency in zip(
+            for endpoint, state, queued, running, latency, sampled in zip(
                 topology.replicas.endpoints,
                 load.replica_state.tolist(),
                 load.replica_queued.tolist(),
                 load.replica_running.tolist(),
                 load.replica_latency_seconds.tolist(),
+                sampled_at.tolist(),
                 strict=True,
             )
+            if sampled > -math.inf
         ],
         links=[
             state_pb2.LinkLoad(source=names[source], target=names[target], backlog_bytes=backlog)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 from policy_server.api import figures
 from policy_server.api.errors import InvalidArgumentError, NothingCanServeError
 from policy_server.api.messages import (
     delta_load_from_message,
     full_load_from_message,
     load_to_message,
+    sample_ages_from_message,
     topology_from_message,
     topology_to_message,
 )
@@ -63,11 +66,27 @@ class StateServicer:
     def _replace(self, report: FullState, version: int, age_seconds: float) -> int:
         topology = topology_from_message(report.topology, "full.topology")
         load = full_load_from_message(report.load, topology, "full.load")
-        return self._store.replace(topology, load, version=version, age_seconds=age_seconds)
+        sample_age_seconds = sample_ages_from_message(
+            report.load, topology, "full.load", age_seconds=age_seconds, unlisted=math.inf
+        )
+        return self._store.replace(
+            topology,
+            load,
+            version=version,
+            age_seconds=age_seconds,
+            sample_age_seconds=sample_age_seconds,
+        )
 
     def _update(self, report: LoadDelta, version: int, age_seconds: float) -> int:
         base = self._store.base(report.base_version)
         load = delta_load_from_message(report.load, base, "delta.load")
+        sample_age_seconds = sample_ages_from_message(
+            report.load, base.topology, "delta.load", age_seconds=age_seconds, unlisted=math.nan
+        )
         return self._store.update(
-            load, base_version=report.base_version, version=version, age_seconds=age_seconds
+            load,
+            base_version=report.base_version,
+            version=version,
+            age_seconds=age_seconds,
+            sample_age_seconds=sample_age_seconds,
         )

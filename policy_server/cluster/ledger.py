@@ -116,13 +116,20 @@ class Ledger:
         self.replica_pending: Float32Array = of_dispatchers[:, :replicas]
         self.node_pending_cpu: Float32Array = of_dispatchers[:, replicas:]
         self.link_pending_bytes: Float32Array = self.pending_values[1 : self._first]
+        # Single picks read and write these one by one, which views and lists are faster at than arrays.
+        self._value_at = self.pending_values.data.cast("B").cast("f")
         self.replica_picks: Int64Array = np.zeros((self._dispatchers, replicas), np.int64)
         self._node_picks: Int64Array = np.zeros((self._dispatchers, nodes), np.int64)
+        self._nodes = nodes
+        self._picks_at = self.replica_picks.reshape(-1).data.cast("B").cast("q")
+        self._node_picks_at = self._node_picks.reshape(-1).data.cast("B").cast("q")
         self._node_position: Int64Array = topology.replicas.node.astype(np.int64) + replicas
+        self._node_of: list[int] = topology.replicas.node.tolist()
         self._cpu_share: Float32Array = (
             topology.services.cpu_millicores[topology.replicas.service]
             / topology.nodes.cpu_millicores[topology.replicas.node]
         )
+        self._cpu_share_of: list[float] = self._cpu_share.tolist()
         if moved is None or picks is None:
             return
         stays = moved >= 0
@@ -183,20 +190,20 @@ class Ledger:
             _Pick(dispatcher, replica, link, payload_bytes, visible_at_seconds, self._next_ticket, False)
         )
         self._next_ticket += 1
-        self.replica_picks[dispatcher, replica] += 1
-        values, first = self.pending_values, self._first + dispatcher * self.dispatcher_stride
-        values[first + replica] += 1
-        node = self._node_position[replica]
-        values[first + node] += self._cpu_share[replica]
-        self._node_picks[dispatcher, node - self._replicas] += 1
+        self._picks_at[dispatcher * self._replicas + replica] += 1
+        value_at, first = self._value_at, self._first + dispatcher * self.dispatcher_stride
+        value_at[first + replica] += 1.0
+        node = self._node_of[replica]
+        value_at[first + self._replicas + node] += self._cpu_share_of[replica]
+        self._node_picks_at[dispatcher * self._nodes + node] += 1
         if link >= 0:
-            values[1 + link] += payload_bytes
+            value_at[1 + link] += payload_bytes
 
     def lease_latest(self) -> int:
         """Leases the pick that :meth:`record_one` counted last; returns its ticket for :meth:`release`."""
         latest = self._recent[-1]
         assert latest is not None
-        self._recent[-1] = latest._replace(leased=True)
+        self._recent[-1] = _Pick(*latest[:-1], True)
         return latest.ticket
 
     def release(self, ticket: int) -> bool:
@@ -271,15 +278,18 @@ class Ledger:
             self._visible_at[row] = _RELEASED
             self._released_entries += 1
         dispatcher, replica, link = pick.dispatcher, pick.replica, pick.link
-        values, first = self.pending_values, self._first + dispatcher * self.dispatcher_stride
-        values[first + replica] -= 1
-        node = self._node_position[replica]
-        left = self._node_picks[dispatcher, node - self._replicas] - 1
-        self._node_picks[dispatcher, node - self._replicas] = left
+        value_at, first = self._value_at, self._first + dispatcher * self.dispatcher_stride
+        value_at[first + replica] -= 1.0
+        node = self._node_of[replica]
+        left = self._node_picks_at[dispatcher * self._nodes + node] - 1
+        self._node_picks_at[dispatcher * self._nodes + node] = left
         # An idle node is exactly idle: what rounding leaves behind would break ties among equals.
-        values[first + node] = values[first + node] - self._cpu_share[replica] if left else 0.0
+        if left:
+            value_at[first + self._replicas + node] -= self._cpu_share_of[replica]
+        else:
+            value_at[first + self._replicas + node] = 0.0
         if link >= 0:
-            values[1 + link] = max(0.0, values[1 + link] - pick.payload_bytes)
+            value_at[1 + link] = max(0.0, value_at[1 + link] - pick.payload_bytes)
         return pick
 
     def _keep(self, keep: BoolArray) -> None:

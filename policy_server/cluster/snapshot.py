@@ -216,17 +216,21 @@ class Snapshot:
         load: see :class:`Load`.
         version: counts reports; larger is newer.
         taken_at_seconds: monotonic-clock time (simulated time in the simulator) at which the load was true.
+        sampled_at_seconds: float64 [R], when each replica's own figures were true, minus infinity where it has none
+            yet and those of the load are assumed; None: all are as old as the snapshot.
     """
 
     topology: Topology
     load: Load
     version: int = 0
     taken_at_seconds: float = 0.0
+    sampled_at_seconds: Float64Array | None = None
     _validated: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self._validated:
             _check_load(self.topology, self.load)
+            _check_samples(self.topology, self.sampled_at_seconds)
 
     def age_seconds(self, now_seconds: float) -> float:
         """Seconds since the load was true; never negative."""
@@ -340,7 +344,21 @@ def disjoint_union(snapshots: Sequence[Snapshot]) -> Snapshot:
         load=Load(**columns),
         version=max(s.version for s in snapshots),
         taken_at_seconds=min(s.taken_at_seconds for s in snapshots),
+        sampled_at_seconds=_all_samples(snapshots),
         _validated=True,
+    )
+
+
+def _all_samples(snapshots: Sequence[Snapshot]) -> Float64Array | None:
+    if all(s.sampled_at_seconds is None for s in snapshots):
+        return None
+    return np.concatenate(
+        [
+            np.full(len(s.topology.replicas.endpoints), s.taken_at_seconds)
+            if s.sampled_at_seconds is None
+            else s.sampled_at_seconds
+            for s in snapshots
+        ]
     )
 
 
@@ -444,6 +462,22 @@ def _check_load(topology: Topology, load: Load) -> None:
         raise SnapshotError(
             f"replica_state[{row}]: {int(load.replica_state[row])}; "
             f"must be one of {', '.join(f'{int(state)} ({state.name})' for state in ReplicaState)}"
+        )
+
+
+def _check_samples(topology: Topology, sampled_at_seconds: Float64Array | None) -> None:
+    if sampled_at_seconds is None:
+        return
+    shape = (len(topology.replicas.endpoints),)
+    if sampled_at_seconds.shape != shape:
+        raise SnapshotError(
+            f"sampled_at_seconds: shape {sampled_at_seconds.shape}, expected {shape}; give one time per replica"
+        )
+    bad = np.isnan(sampled_at_seconds) | np.isposinf(sampled_at_seconds)
+    if bad.any():
+        row = int(bad.argmax())
+        raise SnapshotError(
+            f"sampled_at_seconds[{row}]: {sampled_at_seconds[row]}; must be a time, or minus infinity for none"
         )
 
 

@@ -83,7 +83,15 @@ class StateStore(Generic[ViewT]):
         """Age of the held state; NaN while there is none."""
         return float("nan") if self.held is None else self.held.snapshot.age_seconds(self._clock())
 
-    def replace(self, topology: Topology, load: Load, *, version: int = 0, age_seconds: float = 0.0) -> int:
+    def replace(
+        self,
+        topology: Topology,
+        load: Load,
+        *,
+        version: int = 0,
+        age_seconds: float = 0.0,
+        sample_age_seconds: Float64Array | None = None,
+    ) -> int:
         """Takes in a full report and returns the version held now.
 
         Args:
@@ -92,6 +100,8 @@ class StateStore(Generic[ViewT]):
             load: what is going on.
             version: larger than the held one; 0: one more than it.
             age_seconds: how old the load is already.
+            sample_age_seconds: float64 [R], how old the figures of each replica are, infinity where it has none;
+                None: all are as old as the load.
 
         Raises:
             StateConflictError: the version does not grow.
@@ -101,10 +111,20 @@ class StateStore(Generic[ViewT]):
         held = self.held
         if held is not None and _equal(held.snapshot.topology, topology):
             topology = held.snapshot.topology
-        self._swap(Snapshot(topology, load, version, self._clock() - age_seconds))
+        now_seconds = self._clock()
+        sampled_at = None if sample_age_seconds is None else now_seconds - sample_age_seconds
+        self._swap(Snapshot(topology, load, version, now_seconds - age_seconds, sampled_at))
         return version
 
-    def update(self, load: Load, *, base_version: int, version: int = 0, age_seconds: float = 0.0) -> int:
+    def update(
+        self,
+        load: Load,
+        *,
+        base_version: int,
+        version: int = 0,
+        age_seconds: float = 0.0,
+        sample_age_seconds: Float64Array | None = None,
+    ) -> int:
         """Takes in the load of a delta report and returns the version held now.
 
         Args:
@@ -112,14 +132,20 @@ class StateStore(Generic[ViewT]):
             base_version: the version the delta builds on.
             version: larger than the held one; 0: one more than it.
             age_seconds: how old the load is already.
+            sample_age_seconds: float64 [R], how old the figures of each replica are, NaN where the delta brings
+                none; None: it brings those of all, as old as the load.
 
         Raises:
             StateConflictError: nothing is held, another version is held, or the version does not grow.
             SnapshotError: topology and load contradict each other.
         """
-        topology = self.base(base_version).topology
+        base = self.base(base_version)
         version = self._next_version(version)
-        self._swap(Snapshot(topology, load, version, self._clock() - age_seconds))
+        now_seconds, sampled_at = self._clock(), None
+        if sample_age_seconds is not None:
+            known = base.taken_at_seconds if base.sampled_at_seconds is None else base.sampled_at_seconds
+            sampled_at = np.where(np.isnan(sample_age_seconds), known, now_seconds - sample_age_seconds)
+        self._swap(Snapshot(base.topology, load, version, now_seconds - age_seconds, sampled_at))
         return version
 
     def base(self, base_version: int) -> Snapshot:
@@ -195,7 +221,7 @@ class StateStore(Generic[ViewT]):
             ledger.bind(topology)
         else:
             ledger = Ledger(topology, _dispatchers(topology))
-        ledger.refresh(snapshot.taken_at_seconds)
+        ledger.refresh(snapshot.taken_at_seconds, snapshot.sampled_at_seconds)
         if held is not None and held.snapshot.topology is topology:
             node_names = held.node_names
         else:

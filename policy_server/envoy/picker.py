@@ -41,12 +41,12 @@ class Refusal:
     Attributes:
         reason: in a word.
         message: for whoever reads the answer.
-        retry_after_milliseconds: how long the caller should wait; 0: trying again at once may help.
+        retry_after_milliseconds: how long the caller should wait before trying again.
     """
 
     reason: RefusalReason
     message: str
-    retry_after_milliseconds: int = 0
+    retry_after_milliseconds: int
 
     @property
     def shed(self) -> bool:
@@ -70,12 +70,13 @@ class PickedRequest:
         endpoints: addresses, best first, separated by commas.
     """
 
-    __slots__ = ("_clock", "_lease", "_picked_at", "_picker", "_responded", "endpoints")
+    __slots__ = ("_clock", "_first", "_lease", "_picked_at", "_picker", "_responded", "endpoints")
 
     def __init__(
-        self, picker: EndpointPicker, endpoints: str, lease: Lease, clock: Callable[[], float]
+        self, picker: EndpointPicker, endpoints: Sequence[str], lease: Lease, clock: Callable[[], float]
     ) -> None:
-        self.endpoints = endpoints
+        self.endpoints = ",".join(endpoints)
+        self._first = endpoints[0]
         self._picker = picker
         self._lease: Lease | None = lease
         self._clock = clock
@@ -95,13 +96,15 @@ class PickedRequest:
         if served is None:
             self._picker.count(Outcome.UNATTRIBUTED)
             return
-        endpoint = self._picker.endpoint_at(served)
-        if endpoint is None:
-            self._picker.count(Outcome.UNATTRIBUTED)
-            self._lease.end()
-            return
-        if endpoint != self.endpoints.partition(",")[0]:
-            self._lease.move(endpoint)
+        endpoint: str | None = self._first
+        if served != endpoint:
+            endpoint = self._picker.endpoint_at(served)
+            if endpoint is None:
+                self._picker.count(Outcome.UNATTRIBUTED)
+                self._lease.end()
+                return
+            if endpoint != self._first:
+                self._lease.move(endpoint)
         if failed:
             # How fast it failed says nothing about how fast it serves.
             self._picker.count(Outcome.FAILED)
@@ -129,6 +132,7 @@ class EndpointPicker:
         metrics: counts refusals and outcomes.
         maximum_endpoints: how many endpoints to list.
         maximum_in_flight: picked requests that have not ended; beyond it requests are shed.
+        saturated_from: requests outstanding over slots, from which on requests of a priority below zero are shed.
         clock: monotonic seconds.
 
     Attributes:
@@ -143,6 +147,7 @@ class EndpointPicker:
         *,
         maximum_endpoints: int,
         maximum_in_flight: int,
+        saturated_from: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.in_flight = 0
@@ -151,6 +156,7 @@ class EndpointPicker:
         self._metrics = metrics
         self._alternatives = maximum_endpoints - 1
         self._maximum_in_flight = maximum_in_flight
+        self._saturated_from = saturated_from
         self._clock = clock
         self._pool: _Pool | None = None
 
@@ -203,12 +209,7 @@ class EndpointPicker:
 
     def _pick(self, facts: RequestFacts, subset: Sequence[str] | None) -> PickedRequest | Refusal:
         if self.in_flight >= self._maximum_in_flight:
-            self._metrics.shed()
-            return self._refuse(
-                RefusalReason.SHED,
-                f"{self.in_flight} requests are in flight; retry later",
-                self._logic.limits.retry_after_milliseconds,
-            )
+            return self._shed(f"{self.in_flight} requests are in flight")
         if subset is not None and not subset:
             return self._refuse(RefusalReason.SUBSET_EMPTY, "the endpoint subset is empty: nothing may serve")
         pool = self._current_pool()
@@ -219,27 +220,33 @@ class EndpointPicker:
             return self._refuse(RefusalReason.NOTHING_CAN_SERVE, "the request names no service")
         access_point, malformed = facts.access_point, facts.malformed
         if access_point not in pool.access_points:
-            malformed = malformed or bool(access_point) or not pool.only_access_point
+            malformed = malformed or bool(access_point)
             access_point = pool.default_access_point
-        answer, lease = self._logic.dispatch_leased(
-            DispatchQuestion(
-                service,
-                access_point,
-                facts.deadline_seconds,
-                facts.payload_bytes,
-                "",
-                pool.restricted(subset),
-                self._alternatives,
-                None,
-                malformed,
-            ),
-            facts.deadline_seconds or math.inf,
+        question = DispatchQuestion(
+            service,
+            access_point,
+            facts.deadline_seconds,
+            facts.payload_bytes,
+            "",
+            pool.restricted(subset),
+            self._alternatives,
+            None,
+            malformed,
         )
+        if facts.priority < 0:
+            saturation = self._logic.saturation(question)
+            if saturation >= self._saturated_from:
+                return self._shed(
+                    f"{saturation:.3g} requests per slot are outstanding at {service}, "
+                    f"priority {facts.priority} is served below {self._saturated_from:g}"
+                )
+        endpoints, lease = self._logic.dispatch_leased(question, facts.deadline_seconds or math.inf)
         self.in_flight += 1
-        endpoints = answer.endpoint
-        if answer.alternatives:
-            endpoints = ",".join((endpoints, *(alternative[0] for alternative in answer.alternatives)))
         return PickedRequest(self, endpoints, lease, self._clock)
+
+    def _shed(self, message: str) -> Refusal:
+        self._metrics.shed()
+        return self._refuse(RefusalReason.SHED, f"{message}; retry later")
 
     def _current_pool(self) -> _Pool | None:
         held = self._store.held
@@ -250,9 +257,9 @@ class EndpointPicker:
             pool = self._pool = _Pool(held.snapshot.topology)
         return pool
 
-    def _refuse(self, reason: RefusalReason, message: str, retry_after_milliseconds: int = 0) -> Refusal:
+    def _refuse(self, reason: RefusalReason, message: str) -> Refusal:
         self._metrics.refused(reason.value)
-        return Refusal(reason, message, retry_after_milliseconds)
+        return Refusal(reason, message, self._logic.limits.retry_after_milliseconds)
 
 
 class _Pool:
@@ -262,7 +269,6 @@ class _Pool:
         topology: described.
         access_points: names that requests may enter at.
         default_access_point: for requests that name none, or none there is; empty where there is none at all.
-        only_access_point: whether there is no other.
         only_service: the service, where there is but one; else empty.
     """
 
@@ -271,7 +277,6 @@ class _Pool:
         edge = [topology.access_points.names[row] for row in np.flatnonzero(~topology.access_points.is_cloud)]
         self.access_points = frozenset(topology.access_points.names)
         self.default_access_point = (edge or list(topology.access_points.names) or [""])[0]
-        self.only_access_point = len(edge) == 1
         services = topology.services.names
         self.only_service = services[0] if len(services) == 1 else ""
         spellings = {endpoint: canonical(endpoint) for endpoint in topology.replicas.endpoints}

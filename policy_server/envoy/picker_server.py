@@ -44,7 +44,7 @@ class PickerServer:
         self, settings: Settings, picker: EndpointPicker, metrics: ServerMetrics, spans: ProblemSpans
     ) -> None:
         self.picker = picker
-        mapping = RequestMapping(settings.envoy_service, settings.envoy_access_point)
+        mapping = RequestMapping(settings.envoy_service, settings.envoy_access_point, settings.envoy_priority)
         process_settings = ProcessSettings(
             picker,
             mapping,
@@ -59,7 +59,9 @@ class PickerServer:
                 maximum_connection_age_seconds=settings.max_connection_age_seconds,
             )
         )
-        self.address = listen(self._server, settings.envoy_host, settings.envoy_port)
+        self.address = listen(
+            self._server, settings.envoy_host, settings.envoy_port, settings_prefix="envoy-"
+        )
         self._services = RpcServices(self._server, metrics, spans)
         self._services.add(EXTERNAL_PROCESSOR, ExternalProcessorServicer(process_settings), as_bytes=True)
         self._services.add(AUTHORIZATION, AuthorizationServicer(picker, mapping, self._expiry))

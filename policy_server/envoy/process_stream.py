@@ -8,7 +8,6 @@ request headers, whatever the mode.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from policy_server.envoy import replies
 from policy_server.envoy.addresses import listed
@@ -31,6 +30,7 @@ from policy_server.proto.envoy.service.ext_proc.v3.external_processor_pb2 import
 _NO_ANSWER: tuple[bytes, ...] = ()
 _STATUS = ":status"
 _SERVER_ERROR = "5"
+_SERVED_HEADER = frozenset({SERVED_ENDPOINT})
 _STREAMED_BACK = (ProcessingMode.FULL_DUPLEX_STREAMED, ProcessingMode.GRPC)
 
 
@@ -129,10 +129,9 @@ class ProcessStream:
     def _take_response_headers(self, request: ProcessingRequest) -> None:
         if self._picked is None:
             return
-        headers = _wanted(request.response_headers, _RESPONSE_HEADERS)
-        failed = headers.get(_STATUS, "").startswith(_SERVER_ERROR)
-        self._picked.respond(_served(request, headers), failed=failed)
-        if request.response_headers.end_of_stream:
+        response = request.response_headers
+        self._picked.respond(_served(request), failed=_status(response).startswith(_SERVER_ERROR))
+        if response.end_of_stream:
             self.end()
 
     def _answer_body(
@@ -141,9 +140,6 @@ class ProcessStream:
         if mode in _STREAMED_BACK:
             return replies.streamed(body, of_request=of_request, whole=mode == ProcessingMode.GRPC)
         return (replies.REQUEST_BODY if of_request else replies.RESPONSE_BODY,)
-
-
-_RESPONSE_HEADERS = frozenset({_STATUS, SERVED_ENDPOINT})
 
 
 def _wanted(message: HttpHeaders, names: frozenset[str] | set[str]) -> dict[str, str]:
@@ -164,17 +160,24 @@ def _attribute(request: ProcessingRequest, name: str) -> str:
     return ""
 
 
-def _served(request: ProcessingRequest, headers: dict[str, str]) -> str | None:
+def _status(response: HttpHeaders) -> str:
+    for header in response.headers.headers:
+        # The first of all headers, wherever order counts.
+        if header.key == _STATUS:
+            return replies.text_of(header)
+    return ""
+
+
+def _served(request: ProcessingRequest) -> str | None:
     """Address of who served; None where nobody tells."""
-    told = ""
     namespaces = request.metadata_context.filter_metadata
     if DESTINATION_NAMESPACE in namespaces:
-        told = _text(namespaces[DESTINATION_NAMESPACE], SERVED_ENDPOINT)
-    return told or _attribute(request, UPSTREAM_ADDRESS) or headers.get(SERVED_ENDPOINT)
-
-
-def _text(struct: Any, key: str) -> str:
-    return struct.fields[key].string_value if key in struct.fields else ""
+        told = namespaces[DESTINATION_NAMESPACE].fields
+        if SERVED_ENDPOINT in told:
+            return told[SERVED_ENDPOINT].string_value
+    return _attribute(request, UPSTREAM_ADDRESS) or _wanted(request.response_headers, _SERVED_HEADER).get(
+        SERVED_ENDPOINT
+    )
 
 
 def _within(subset: list[str] | None, selection: Iterable[str]) -> list[str]:

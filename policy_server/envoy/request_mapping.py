@@ -1,7 +1,7 @@
 """What a request's headers and attributes mean: which service, from where, how urgent, how large.
 
-Where the service and the access point are named is a setting: sources separated by commas, the first of which has a
-value wins.
+Where the service, the access point and the priority are named are settings: sources separated by commas, the first of
+which has a value wins.
 
 ========================  ==================================================================================
 ``header:NAME``           the request header NAME
@@ -47,13 +47,15 @@ class RequestFacts(NamedTuple):
         access_point: empty where no source named one.
         deadline_seconds: the client waits for the response; 0: not said.
         payload_bytes: 0: not said.
-        malformed: whether the deadline or the size was said but cannot be read; it counts as not said.
+        priority: below zero for requests that may be shed first.
+        malformed: whether one of the three was said but cannot be read; it counts as not said.
     """
 
     service: str
     access_point: str
     deadline_seconds: float
     payload_bytes: float
+    priority: int
     malformed: bool
 
 
@@ -63,6 +65,7 @@ class RequestMapping:
     Args:
         service: sources of the service's name, as the module describes.
         access_point: sources of the access point's name.
+        priority: sources of the priority, a whole number.
 
     Attributes:
         headers: names of all headers that are read, in lower case.
@@ -71,17 +74,13 @@ class RequestMapping:
         MappingError: a source cannot be read.
     """
 
-    def __init__(self, service: str, access_point: str) -> None:
+    def __init__(self, service: str, access_point: str, priority: str) -> None:
         self._service = _Sources("envoy_service", service)
         self._access_point = _Sources("envoy_access_point", access_point)
+        self._priority = _Sources("envoy_priority", priority)
+        named = (self._service, self._access_point, self._priority)
         self.headers = frozenset(
-            {
-                EXPECTED_TIMEOUT,
-                GRPC_TIMEOUT,
-                CONTENT_LENGTH,
-                *self._service.headers,
-                *self._access_point.headers,
-            }
+            (EXPECTED_TIMEOUT, GRPC_TIMEOUT, CONTENT_LENGTH, *(name for one in named for name in one.headers))
         )
 
     def read(self, headers: Headers, attribute: Attribute) -> RequestFacts:
@@ -91,29 +90,14 @@ class RequestMapping:
             headers: those of :attr:`headers` that the request has.
             attribute: value of an attribute; empty where there is none.
         """
-        deadline_seconds = payload_bytes = 0.0
-        malformed = False
-        if (text := headers.get(EXPECTED_TIMEOUT)) is not None:
-            milliseconds = _whole_number(text)
-            malformed = milliseconds is None
-            deadline_seconds = (milliseconds or 0) * 1e-3
-        elif (text := headers.get(GRPC_TIMEOUT)) is not None:
-            seconds = _grpc_timeout_seconds(text)
-            malformed = seconds is None
-            deadline_seconds = seconds or 0.0
-        if (text := headers.get(CONTENT_LENGTH)) is not None:
-            size = _whole_number(text)
-            if size is None or size > BYTES.largest:
-                malformed = True
-            else:
-                payload_bytes = float(size)
+        figures = _figures(
+            headers.get(EXPECTED_TIMEOUT),
+            headers.get(GRPC_TIMEOUT),
+            headers.get(CONTENT_LENGTH),
+            self._priority.value(headers, attribute),
+        )
         return RequestFacts(
-            self._service.value(headers, attribute),
-            self._access_point.value(headers, attribute),
-            # Longer than the longest there is no difference.
-            min(deadline_seconds, OPTIONAL_DEADLINE_SECONDS.largest),
-            payload_bytes,
-            malformed,
+            self._service.value(headers, attribute), self._access_point.value(headers, attribute), *figures
         )
 
 
@@ -163,13 +147,39 @@ def _first_segment(path: str) -> str:
     return path.partition("?")[0].lstrip("/").partition("/")[0]
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=16_384)
+def _figures(
+    expected_timeout: str | None, grpc_timeout: str | None, content_length: str | None, priority_text: str
+) -> tuple[float, float, int, bool]:
+    """Deadline in seconds, payload in bytes, priority, and whether one of them cannot be read."""
+    deadline_seconds, payload_bytes, priority, malformed = 0.0, 0.0, 0, False
+    if expected_timeout is not None:
+        milliseconds = _whole_number(expected_timeout)
+        malformed = milliseconds is None
+        deadline_seconds = (milliseconds or 0) * 1e-3
+    elif grpc_timeout is not None:
+        seconds = _grpc_timeout_seconds(grpc_timeout)
+        malformed = seconds is None
+        deadline_seconds = seconds or 0.0
+    if content_length is not None:
+        size = _whole_number(content_length)
+        if size is None or size > BYTES.largest:
+            malformed = True
+        else:
+            payload_bytes = float(size)
+    if priority_text:
+        number = _whole_number(priority_text.removeprefix("-"))
+        malformed = malformed or number is None
+        priority = -(number or 0) if priority_text.startswith("-") else number or 0
+    # Longer than the longest there is no difference.
+    return min(deadline_seconds, OPTIONAL_DEADLINE_SECONDS.largest), payload_bytes, priority, malformed
+
+
 def _whole_number(text: str) -> int | None:
     text = text.strip()
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 19 else None
 
 
-@lru_cache(maxsize=4096)
 def _grpc_timeout_seconds(text: str) -> float | None:
     """The time in a ``grpc-timeout``: at most eight digits and a unit (gRPC over HTTP/2)."""
     digits, unit = text.strip()[:-1], text.strip()[-1:]

@@ -6,6 +6,7 @@ serves one request, where the candidates are a slice of a prepared block, and a 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -140,6 +141,7 @@ class _Block:
         "cpu_fraction",
         "delay_seconds",
         "execution_seconds",
+        "holds_until_seconds",
         "inverse_bandwidth",
         "inverse_concurrency",
         "link",
@@ -156,7 +158,14 @@ class _Block:
         "wait_scale",
     )
 
-    def __init__(self, table: LoadTable, sets: CandidateSets, slots: slice | Int64Array) -> None:
+    def __init__(
+        self,
+        table: LoadTable,
+        sets: CandidateSets,
+        slots: slice | Int64Array,
+        holds_until_seconds: float = math.inf,
+    ) -> None:
+        self.holds_until_seconds = holds_until_seconds
         if isinstance(slots, slice):
             rows, figures = sets.rows[:, slots].copy(), sets.figures[:, slots].copy()
         else:
@@ -269,7 +278,7 @@ class Candidates:
         self.dispatcher: Int32Array | int
         if self.query is not None:
             service, access_point, deadline, payload_bytes, subset, dispatcher = self.query
-            block = self._block_of_one(sets, service, access_point, subset)
+            block = self._block_of_one(sets, service, access_point, subset, now_seconds)
             self.offsets: Int64Array = block.offsets_of_one
             self.segment: Int64Array = block.segment_of_one
             self.deadline_seconds = np.float32(deadline)
@@ -279,7 +288,7 @@ class Candidates:
             self._rows = rows = block.rows.copy()
         else:
             queries = self.queries
-            block = self._block_of_many(sets, queries)
+            block = self._block_of_many(sets, queries, now_seconds)
             self.deadline_seconds = queries.deadline_seconds[self.segment]
             payload = queries.payload_bytes[self.segment]
             self.dispatcher = 0
@@ -308,31 +317,56 @@ class Candidates:
         self.completion_seconds: Float32Array = completion
 
     def _block_of_one(
-        self, sets: CandidateSets, service: int, access_point: int, subset: Int32Array | None
+        self,
+        sets: CandidateSets,
+        service: int,
+        access_point: int,
+        subset: Int32Array | None,
+        now_seconds: float,
     ) -> _Block:
         table = self.table
-        if subset is None:
-            block: _Block | None = table.blocks.get((access_point, service))
-            if block is None:
-                slots = sets.block(access_point, service)
-                allowed = table.ready[sets.rows[0, slots]]
-                chosen = slots if allowed.all() else np.flatnonzero(allowed) + slots.start
-                block = table.blocks[access_point, service] = _Block(table, sets, chosen).of_one()
-            self.kept = block
-            return block
+        if subset is not None:
+            return self._new_block_of_one(sets, service, access_point, subset, now_seconds)
+        block: _Block | None = table.blocks.get((access_point, service))
+        if block is None or now_seconds > block.holds_until_seconds:
+            block = self._new_block_of_one(sets, service, access_point, None, now_seconds)
+            table.blocks[access_point, service] = block
+        self.kept = block
+        return block
+
+    def _new_block_of_one(
+        self,
+        sets: CandidateSets,
+        service: int,
+        access_point: int,
+        subset: Int32Array | None,
+        now_seconds: float,
+    ) -> _Block:
+        table = self.table
         slots = sets.block(access_point, service)
         replica = sets.rows[0, slots]
-        allowed = table.ready[replica] & np.isin(replica, subset)
-        return _Block(table, sets, np.flatnonzero(allowed) + slots.start).of_one()
+        allowed = table.ready[replica]
+        if subset is not None:
+            allowed &= np.isin(replica, subset)
+        chosen = slots if allowed.all() else np.flatnonzero(allowed) + slots.start
+        fresh, holds_until_seconds = table.fresh(sets.rows[0, chosen], now_seconds)
+        if fresh is not None:
+            chosen = np.arange(slots.start, slots.stop)[allowed][fresh]
+        return _Block(table, sets, chosen, holds_until_seconds).of_one()
 
-    def _block_of_many(self, sets: CandidateSets, queries: DispatchQueries) -> _Block:
+    def _block_of_many(self, sets: CandidateSets, queries: DispatchQueries, now_seconds: float) -> _Block:
         table = self.table
         slots, offsets, segment = sets.blocks(queries)
-        if queries.subset is not None or not table.all_ready:
+        stale_from = table.stale_from_seconds
+        if queries.subset is not None or stale_from is not None or not table.all_ready:
             replica = sets.rows[0].take(slots)
             allowed = table.ready[replica]
             if queries.subset is not None:
                 _restrict(allowed, replica, np.diff(offsets), queries.subset)
+            if stale_from is not None:
+                fresh = allowed & (stale_from[replica] >= now_seconds)
+                has_fresh = np.bincount(segment[fresh], minlength=len(queries)) > 0
+                allowed &= fresh | ~has_fresh[segment]
             if not allowed.all():
                 slots, segment = slots[allowed], segment[allowed]
                 offsets = _offsets(np.bincount(segment, minlength=len(queries)))

@@ -12,6 +12,7 @@ Formulas (our choice; the papers leave the features' exact form open):
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 from typing import Any
 
@@ -20,6 +21,7 @@ import numpy as np
 from policy_server.cluster.snapshot import (
     BoolArray,
     Float32Array,
+    Float64Array,
     Int64Array,
     ReplicaState,
     Snapshot,
@@ -101,11 +103,21 @@ class LoadTable:
         link_backlog_bytes: [L].
         service_demand_millicores: float64 [systems * W], CPU demand of each service in each system.
         service_ready: float64 [systems * W], ready replicas of each service in each system.
+        stale_from_seconds: float64 [R], when the figures of each replica become stale, infinity where it has none
+            that could; None: all of them together, so that none is to be preferred.
         blocks: what :mod:`policy_server.features.candidates` keeps per pair of access point and service.
     """
 
-    def __init__(self, snapshot: Snapshot, static: TopologyTable) -> None:
+    def __init__(
+        self, snapshot: Snapshot, static: TopologyTable, maximum_sample_age_seconds: float = math.inf
+    ) -> None:
         self.snapshot = snapshot
+        self.maximum_sample_age_seconds = maximum_sample_age_seconds
+        self.stale_from_seconds: Float64Array | None = None
+        sampled_at = snapshot.sampled_at_seconds
+        if sampled_at is not None and maximum_sample_age_seconds < math.inf:
+            has_figures = sampled_at > -np.inf
+            self.stale_from_seconds = np.where(has_figures, sampled_at + maximum_sample_age_seconds, np.inf)
         self.static = static
         self.blocks: dict[tuple[int, int], Any] = {}
         topology, load = snapshot.topology, snapshot.load
@@ -130,6 +142,34 @@ class LoadTable:
         self.service_ready = np.bincount(static.service_system[self.ready], minlength=width).astype(
             np.float64
         )
+
+    def stale_count(self, now_seconds: float) -> int:
+        """How many replicas have figures that are stale."""
+        stale_from = self.stale_from_seconds
+        if stale_from is None:
+            is_stale = self.snapshot.age_seconds(now_seconds) > self.maximum_sample_age_seconds
+            return len(self.ready) if is_stale else 0
+        return int(np.count_nonzero(stale_from < now_seconds))
+
+    def fresh(self, replica: Int64Array, now_seconds: float) -> tuple[BoolArray | None, float]:
+        """Which of some replicas to choose from: those whose figures are fresh, where there are any.
+
+        A replica that has no figures yet is as good as fresh.
+
+        Args:
+            replica: int64 [C], replica rows.
+            now_seconds: on the clock of the snapshot.
+
+        Returns:
+            bool [C], or None for all of them, and until when the answer holds.
+        """
+        if self.stale_from_seconds is None:
+            return None, math.inf
+        stale_from = self.stale_from_seconds[replica]
+        fresh = stale_from >= now_seconds
+        if not fresh.any():
+            return None, math.inf
+        return None if fresh.all() else fresh, float(stale_from[fresh].min())
 
     @cached_property
     def node_features(self) -> Float32Array:

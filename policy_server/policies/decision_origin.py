@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from types import MappingProxyType
 from typing import NamedTuple
@@ -49,6 +49,14 @@ class DecisionOrigin:
     version: str
     source: DecisionSource
     reason: FallbackReason = FallbackReason.UNSPECIFIED
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # Every decision is counted by its origin, and enumerations are slow to hash.
+        object.__setattr__(self, "_hash", hash((self.policy, self.version, self.source, self.reason)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 class GuardedDecisions(NamedTuple):

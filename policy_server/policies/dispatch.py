@@ -7,6 +7,7 @@ and picking are code on plain arrays, never operators of a model graph, because 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -136,9 +137,21 @@ class DispatchView:
     """A snapshot prepared for decisions: its tables, its candidate sets and each policy's encoded form.
 
     One view per snapshot; views of snapshots with the same topology share what depends on the topology alone.
+
+    Args:
+        snapshot: to decide on.
+        previous: view of an earlier snapshot.
+        maximum_sample_age_seconds: replicas whose own figures are older are chosen from only where none has fresher
+            ones. Where all figures are of one age, none is preferred.
     """
 
-    def __init__(self, snapshot: Snapshot, previous: DispatchView | None = None) -> None:
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        previous: DispatchView | None = None,
+        *,
+        maximum_sample_age_seconds: float = math.inf,
+    ) -> None:
         self.snapshot = snapshot
         if previous is not None and previous.snapshot.topology is snapshot.topology:
             self.static: TopologyTable = previous.static
@@ -146,7 +159,7 @@ class DispatchView:
         else:
             self.static = TopologyTable(snapshot.topology)
             self.sets = CandidateSets(self.static)
-        self.table = LoadTable(snapshot, self.static)
+        self.table = LoadTable(snapshot, self.static, maximum_sample_age_seconds)
         self._prepared: dict[tuple[str, str], Any] = {}
 
     def prepared(self, policy: DispatchPolicy) -> Any:

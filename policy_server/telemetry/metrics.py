@@ -272,6 +272,12 @@ class ServerMetrics:
                 gauges.pending_picks,
             ),
             (
+                "policy.stale_endpoints",
+                "Endpoints whose figures are too old; chosen only where none has fresher ones.",
+                "{endpoint}",
+                gauges.stale_endpoints,
+            ),
+            (
                 "policy.requests.in_flight",
                 "Dispatch and scaling requests being handled.",
                 "{request}",
@@ -306,6 +312,7 @@ class ServerGauges:
     state_age_seconds: Gauge
     pending_picks: Gauge
     in_flight: Gauge
+    stale_endpoints: Gauge = lambda: math.nan
     proxied_in_flight: Gauge = lambda: math.nan
 
 

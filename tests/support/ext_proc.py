@@ -192,7 +192,7 @@ class DataPlane:
 @asynccontextmanager
 async def data_plane(snapshot: Snapshot | None = None, **settings: Any) -> AsyncIterator[DataPlane]:
     """A server of this process with a picker, and a data plane connected to it."""
-    async with running_server(snapshot, envoy=True, envoy_port=0, **settings) as serving:
+    async with running_server(snapshot, **{"envoy": True, "envoy_port": 0, **settings}) as serving:
         server = serving.server.picker
         assert server is not None
         async with grpc.aio.insecure_channel(server.address) as channel:

@@ -95,9 +95,11 @@ def question(**fields: Any) -> DispatchRequest:
     return DispatchRequest(**({"service": "service", "access_point": "ap-0"} | fields))
 
 
-def full_report(snapshot: Snapshot, **fields: Any) -> ReportStateRequest:
-    """A report of everything in the snapshot."""
-    full = FullState(topology=topology_to_message(snapshot.topology), load=load_to_message(snapshot))
+def full_report(snapshot: Snapshot, *, listed: bool = True, **fields: Any) -> ReportStateRequest:
+    """A report of everything in the snapshot; without the load unless replicas are ``listed`` with their figures."""
+    full = FullState(topology=topology_to_message(snapshot.topology))
+    if listed:
+        full.load.CopyFrom(load_to_message(snapshot))
     return ReportStateRequest(full=full, **fields)
 
 

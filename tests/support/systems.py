@@ -371,3 +371,10 @@ def reordered_queries(queries: DispatchQueries, order: RowOrder) -> DispatchQuer
         service=np.argsort(order.services)[queries.service].astype(np.int32),
         access_point=np.argsort(order.access_points)[queries.access_point].astype(np.int32),
     )
+
+
+def with_endpoints(snapshot: Snapshot, endpoints: Sequence[str]) -> Snapshot:
+    """The same system, its replicas under other addresses."""
+    topology = snapshot.topology
+    replicas = replace(topology.replicas, endpoints=tuple(endpoints))
+    return replace(snapshot, topology=replace(topology, replicas=replicas))

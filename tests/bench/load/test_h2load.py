@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from bench.load import h2load
 from bench.load.errors import LoadError
-from bench.load.plans import ClosedLoop
+from bench.load.plans import ClosedLoop, OpenLoop
 from bench.load.target import Target
 from bench.server_process import free_port
 
@@ -73,6 +73,16 @@ def test_a_closed_loop_sends_every_request_and_costs_cpu(echo_target: Target) ->
 @needs_h2load
 def test_fewer_requests_than_connections(echo_target: Target) -> None:
     assert h2load.generate_closed_loop(echo_target, ClosedLoop(2, connections=8, streams=8)).requests == 2
+
+
+@needs_h2load
+def test_requests_at_a_rate_do_not_wait_for_answers(echo_target: Target) -> None:
+    plan = OpenLoop(100, requests_per_second=200.0)
+    measurement = h2load.get_at_rate(f"http://{echo_target.address}/", plan, connections=2)
+    assert measurement.requests == 100
+    sent = measurement.sent_microseconds
+    # Never faster than asked for; slower on a busy machine.
+    assert int(sent[-1] - sent[0]) > 0.9 * 100 / 200 * 1e6
 
 
 @needs_h2load

@@ -1,5 +1,6 @@
 """The ledger against a list of picks that is gone through from scratch for every figure."""
 
+import math
 from collections import Counter
 from dataclasses import dataclass, replace
 
@@ -38,6 +39,7 @@ class Pick:
     link: int
     payload_bytes: float
     visible_at_seconds: float
+    ticket: int | None = None
 
 
 class LedgerMachine(RuleBasedStateMachine):
@@ -46,6 +48,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.topology = with_replicas(rows)
         self.ledger = Ledger(self.topology, DISPATCHERS)
         self.pending: list[Pick] = []
+        self.ended: list[int] = []
         self.picks: Counter[tuple[int, str]] = Counter()
 
     @rule(data=st.data(), count=st.integers(0, 400) | st.integers(1, 3))
@@ -76,6 +79,48 @@ class LedgerMachine(RuleBasedStateMachine):
         self.pending.append(Pick(dispatcher, endpoint, link, payload_bytes, float(visible_at)))
         self.picks[dispatcher, endpoint] += 1
 
+    @rule(dispatcher=st.integers(0, DISPATCHERS - 1), data=st.data(), visible_at=st.integers(0, 19))
+    def lease(self, dispatcher: int, data: st.DataObject, visible_at: int) -> None:
+        self.record_one(dispatcher, data, visible_at)
+        self.pending[-1].ticket = self.ledger.lease_latest()
+
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        leased = [pick for pick in self.pending if pick.ticket is not None]
+        if leased:
+            pick = data.draw(st.sampled_from(leased))
+            assert pick.ticket is not None
+            assert self.ledger.release(pick.ticket)
+            self.end([pick])
+
+    @rule(data=st.data())
+    def transfer(self, data: st.DataObject) -> None:
+        leased = [pick for pick in self.pending if pick.ticket is not None]
+        if not leased:
+            return
+        pick = data.draw(st.sampled_from(leased))
+        replica = data.draw(st.integers(0, len(self.topology.replicas.endpoints) - 1))
+        endpoint = self.topology.replicas.endpoints[replica]
+        assert pick.ticket is not None
+        ticket = self.ledger.transfer(pick.ticket, replica)
+        assert ticket is not None
+        self.end([pick])
+        self.pending.append(Pick(pick.dispatcher, endpoint, -1, 0.0, pick.visible_at_seconds, ticket))
+        self.picks[pick.dispatcher, endpoint] += 1
+
+    @rule(data=st.data())
+    def release_once_more(self, data: st.DataObject) -> None:
+        if self.ended:
+            ticket = data.draw(st.sampled_from(self.ended))
+            assert not self.ledger.release(ticket)
+            assert self.ledger.transfer(ticket, 0) is None
+
+    def end(self, picks: list[Pick]) -> None:
+        for pick in picks:
+            self.pending = [other for other in self.pending if other is not pick]
+            if pick.ticket is not None:
+                self.ended.append(pick.ticket)
+
     @rule(dispatcher=st.integers(0, DISPATCHERS - 1), data=st.data())
     def settle(self, dispatcher: int, data: st.DataObject) -> None:
         replica = data.draw(st.integers(0, len(self.topology.replicas.endpoints) - 1))
@@ -85,19 +130,35 @@ class LedgerMachine(RuleBasedStateMachine):
         )
         assert self.ledger.settle(dispatcher, replica) == (oldest is not None)
         if oldest is not None:
-            self.pending = [pick for pick in self.pending if pick is not oldest]
+            self.end([oldest])
 
     @rule(taken_at=st.integers(0, 20))
     def refresh(self, taken_at: int) -> None:
         self.ledger.refresh(float(taken_at))
-        self.pending = [pick for pick in self.pending if pick.visible_at_seconds > taken_at]
+        self.end([pick for pick in self.pending if pick.visible_at_seconds <= taken_at])
+
+    @rule(taken_at=st.integers(0, 20), data=st.data())
+    def refresh_some(self, taken_at: int, data: st.DataObject) -> None:
+        replicas = len(self.topology.replicas.endpoints)
+        ages = st.lists(st.just(math.inf) | st.integers(0, 5), min_size=replicas, max_size=replicas)
+        sampled_at = taken_at - np.array(data.draw(ages), np.float64)
+        self.ledger.refresh(float(taken_at), sampled_at)
+        shown = []
+        for pick in self.pending:
+            shown_until = sampled_at[self.topology.replica_index[pick.endpoint]]
+            if shown_until == -math.inf and pick.ticket is None:
+                shown_until = taken_at
+            if pick.visible_at_seconds <= shown_until:
+                shown.append(pick)
+        self.end(shown)
 
     @rule(rows=st.permutations(range(10)), count=st.integers(1, 10))
     def bind(self, rows: list[int], count: int) -> None:
         self.topology = with_replicas(rows[:count])
         self.ledger.bind(self.topology)
         there = self.topology.replica_index
-        self.pending = [replace(pick, link=-1) for pick in self.pending if pick.endpoint in there]
+        self.end([pick for pick in self.pending if pick.endpoint not in there])
+        self.pending = [replace(pick, link=-1) for pick in self.pending]
         self.picks = Counter({key: made for key, made in self.picks.items() if key[1] in there})
 
     @rule()
@@ -167,6 +228,34 @@ def test_beyond_the_maximum_the_older_half_is_taken_for_finished(monkeypatch: py
     assert ledger.replica_pending[0].tolist()[:4] == [1, 4, 1, 0]
     assert ledger.replica_picks[0].tolist()[:4] == [6, 4, 1, 0]
     assert ledger.pending == 6
+
+
+def test_released_picks_take_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_module, "MAXIMUM_ENTRIES", 64)
+    monkeypatch.setattr(ledger_module, "_MOST_RECENT", 8)
+    ledger = Ledger(FULL)
+    kept = []
+    for position in range(1000):
+        ledger.record_one(0, position % 5, -1, 0.0, 1e9)
+        ticket = ledger.lease_latest()
+        if position % 50:
+            assert ledger.release(ticket)
+        else:
+            kept.append(ticket)
+    assert ledger.pending == len(kept) == 20
+    assert all(ledger.release(ticket) for ticket in kept)
+    assert not ledger.pending_values.any()
+
+
+def test_a_node_is_exactly_idle_when_its_last_request_has_ended() -> None:
+    ledger = Ledger(FULL)
+    tickets = []
+    for _ in range(7):
+        ledger.record_one(0, 0, -1, 0.0, 1e9)
+        tickets.append(ledger.lease_latest())
+    for ticket in (tickets[3], *tickets[:3], *tickets[4:]):
+        assert ledger.release(ticket)
+    assert not ledger.pending_values.any()
 
 
 @pytest.mark.parametrize("single", [False, True])

@@ -341,6 +341,7 @@ class ReplicaLoad(_message.Message):
     QUEUED_FIELD_NUMBER: _builtins.int
     RUNNING_FIELD_NUMBER: _builtins.int
     LATENCY_SECONDS_FIELD_NUMBER: _builtins.int
+    AGE_SECONDS_FIELD_NUMBER: _builtins.int
     endpoint: _builtins.str
     state: Global___ReplicaState.ValueType
     queued: _builtins.float
@@ -349,6 +350,8 @@ class ReplicaLoad(_message.Message):
     """Requests executing."""
     latency_seconds: _builtins.float
     """Recent response time seen by callers; absent where unknown."""
+    age_seconds: _builtins.float
+    """How much older than the report this row is."""
     def __init__(
         self,
         *,
@@ -357,10 +360,11 @@ class ReplicaLoad(_message.Message):
         queued: _builtins.float = ...,
         running: _builtins.float = ...,
         latency_seconds: _builtins.float | None = ...,
+        age_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_latency_seconds", b"_latency_seconds", "latency_seconds", b"latency_seconds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_latency_seconds", b"_latency_seconds", "endpoint", b"endpoint", "latency_seconds", b"latency_seconds", "queued", b"queued", "running", b"running", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_latency_seconds", b"_latency_seconds", "age_seconds", b"age_seconds", "endpoint", b"endpoint", "latency_seconds", b"latency_seconds", "queued", b"queued", "running", b"running", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__latency_seconds: _TypeAlias = _typing.Literal["latency_seconds"]  # noqa: Y015
     _WhichOneofArgType__latency_seconds: _TypeAlias = _typing.Literal["_latency_seconds", b"_latency_seconds"]  # noqa: Y015
