@@ -54,6 +54,7 @@ DISPATCH_BUDGETS = (
     Budget("in_process.1000.p50_us", 350.0),
     Budget("batch.decisions_per_second", 200_000.0, is_upper=False),
 )
+EXTENDER_BUDGETS = (Budget("names_only.1000.p99_ms", 10.0),)
 BUDGETED_CANDIDATES = 10
 """Number of candidates the ratios' budgets are meant for."""
 
