@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -121,6 +122,20 @@ def test_pods_are_bound_without_the_extender(cluster: ControlPlane, tmp_path: Pa
         for name in ("service", "policy-server"):
             cluster.add_pod(name, app=name)
             assert cluster.node_of(name) in NODES
+
+
+def test_pods_are_bound_while_the_extender_hangs(cluster: ControlPlane, tmp_path: Path) -> None:
+    add_nodes(cluster)
+    with extender(tmp_path) as server:
+        impatient = configuration(cluster, url_of(server)).replace("httpTimeout: 20s", "httpTimeout: 1s")
+        report(server, state(rates=(0, 100)))
+        with cluster.scheduler(impatient):
+            server.process.send_signal(signal.SIGSTOP)
+            try:
+                cluster.add_pod("meanwhile", app="service")
+                assert cluster.node_of("meanwhile") in NODES
+            finally:
+                server.process.send_signal(signal.SIGCONT)
 
 
 def test_a_burst_of_pods_divides_over_the_nodes(cluster: ControlPlane, tmp_path: Path) -> None:
