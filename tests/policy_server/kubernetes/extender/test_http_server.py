@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 import aiohttp
@@ -20,6 +21,7 @@ import numpy as np
 import pytest
 
 from policy_server.cluster.snapshot import Float64Array, Snapshot
+from policy_server.kubernetes.extender import http_server
 from policy_server.policies.heuristics import UnknownPolicyError
 from policy_server.policies.placement import NearDemand, PlacementQuery
 from policy_server.server import PolicyServer
@@ -95,6 +97,35 @@ async def test_refusals() -> None:
             async with client.request(method, path) as response:
                 assert response.status == status, path
         assert (await post(client, "/filter", by_name(["node-0"], pod())))[0] == 200
+
+
+async def begin_to_send(serving: Serving) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    url = urlsplit(serving.server.extender_url)
+    reader, writer = await asyncio.open_connection(str(url.hostname), url.port)
+    writer.write(b"POST /filter HTTP/1.1\r\nHost: extender\r\nContent-Length: 1000\r\n\r\n{")
+    await writer.drain()
+    return reader, writer
+
+
+async def test_a_body_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "_READ_SECONDS", 0.05)
+    async with extender() as (serving, client):
+        reader, writer = await begin_to_send(serving)
+        assert await reader.readline() == b"HTTP/1.1 408 Request Timeout\r\n"
+        writer.close()
+        await writer.wait_closed()
+        assert (await post(client, "/filter", by_name(["node-0"], pod())))[0] == 200
+
+
+async def test_callers_that_go_away_are_no_failures(caplog: pytest.LogCaptureFixture) -> None:
+    async with extender(metrics_port=0) as (serving, client):
+        for _ in range(10):
+            _, writer = await begin_to_send(serving)
+            writer.close()
+            await writer.wait_closed()
+        assert (await post(client, "/filter", by_name(["node-0"], pod())))[0] == 200
+        assert 'status_code="500"' not in scrape(serving)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 async def test_without_state_all_pass() -> None:
