@@ -9,10 +9,10 @@ STAMP := $(VENV)/.installed
 # What protos are compared with for breaking changes.
 BASE ?= origin/main
 
-.PHONY: help env demo demo-envoy test test-slow lint protos bench evaluate train clean
+.PHONY: help env demo demo-envoy test test-slow test-k8s lint protos bench evaluate train clean
 
 help: ## Show this list.
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
 env: $(STAMP) ## Create .venv with everything: server, training, benchmarks, tests.
 
@@ -38,6 +38,9 @@ test: env ## The test suite, without the slow tests (under ten minutes).
 
 test-slow: env ## The slow tests.
 	$(RUN)/python -m pytest -q -m slow
+
+test-k8s: env ## The tests with a real Kubernetes control plane, whose programs lie in the folder KUBEBUILDER_ASSETS.
+	$(RUN)/python -m pytest -q -m k8s tests/k8s
 
 lint: env ## Linter, formatter, strict types, proto lint and breaking changes, generated code up to date.
 	$(RUN)/ruff check .

@@ -58,6 +58,7 @@ ENVOY_BUDGETS = (
     Budget("ratio.p50", 1.2),
     Budget("ratio.throughput", 0.8, is_upper=False),
 )
+EXTENDER_BUDGETS = (Budget("names_only.1000.p99_ms", 10.0),)
 BUDGETED_CANDIDATES = 10
 """Number of candidates the ratios' budgets are meant for."""
 

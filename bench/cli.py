@@ -199,6 +199,43 @@ def flavours(
 
 
 @main.command()
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON on standard output.")
+@click.option(
+    "--nodes",
+    type=click.IntRange(10, 100_000),
+    multiple=True,
+    default=(100, 1000, 5000),
+    show_default=True,
+    help="Size of the cluster; may be repeated.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0),
+    default=5.0,
+    show_default=True,
+    help="Length of one run; at least 20 pods.",
+)
+@click.argument("server_arguments", nargs=-1, type=click.UNPROCESSED)
+def extender(
+    as_json: bool, nodes: tuple[int, ...], seconds: float, server_arguments: tuple[str, ...]
+) -> None:
+    """Measure the kube-scheduler extender: filter and prioritize of one pod, over HTTP.
+
+    Starts `policy-server serve` (SERVER_ARGUMENTS after a -- are passed on to it) and asks it about one pod after
+    another, with nodes by name and as objects of about 8 KB each.
+    """
+    from bench.extender import MODES, measure_extender
+    from bench.tables import extender_table
+
+    with _errors_reported(), _progress(len(nodes) * len(MODES)) as on_step:
+        report = measure_extender(nodes, seconds, on_step, server_arguments)
+    if as_json:
+        click.echo(json.dumps(report.document(), indent=2))
+    else:
+        _print(extender_table(report))
+
+
+@main.command()
 @click.option("--port", type=click.IntRange(1, 65535), required=True, help="Loopback port to listen on.")
 @click.option("--flavour", type=_FlavourType(), default=SERVER_FLAVOUR.name, show_default=True)
 @click.option("--response-hex", metavar="HEX", help="Serialized DispatchResponse to answer with.")

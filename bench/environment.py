@@ -12,7 +12,7 @@ from pathlib import Path
 from bench.load import h2load
 from policy_server.runtime.cpu_budget import read_cpu_budget
 
-_PACKAGES = ("policy-server", "grpcio", "protobuf", "uvloop", "onnxruntime", "numpy")
+_PACKAGES = ("policy-server", "grpcio", "protobuf", "uvloop", "onnxruntime", "numpy", "aiohttp", "msgspec")
 
 
 @dataclass(frozen=True)

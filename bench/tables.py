@@ -10,13 +10,15 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from bench.budgets import DISPATCH_BUDGETS, Verdict
+from bench.budgets import DISPATCH_BUDGETS, EXTENDER_BUDGETS, Verdict
+from bench.environment import Environment
+from bench.extender import ExtenderReport
 from bench.flavour_comparison import FlavourFigures
 from bench.latency import Mode
 from bench.report import Report
 
 _MODE_TEXT = {Mode.ONE_CALLER: "one caller", Mode.SATURATED: "saturated", Mode.OPEN_LOOP: "open loop"}
-_BUDGET_TEXT = {budget.figure: str(budget) for budget in DISPATCH_BUDGETS}
+_BUDGET_TEXT = {budget.figure: str(budget) for budget in (*DISPATCH_BUDGETS, *EXTENDER_BUDGETS)}
 
 
 def latency_tables(report: Report) -> RenderableType:
@@ -58,6 +60,50 @@ def flavour_table(rows: Sequence[FlavourFigures]) -> RenderableType:
             end_section=following is not None and following.work_us != row.work_us,
         )
     return table
+
+
+def extender_table(report: ExtenderReport) -> RenderableType:
+    """Renders figures of the extender."""
+    table = Table(
+        title="kube-scheduler extender: filter and prioritize of one pod",
+        caption="both calls together, as the caller sees them, over one kept connection; CPU: of the server",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    table.add_column("nodes come", no_wrap=True)
+    for heading in (
+        "nodes",
+        "body\nkB",
+        "p50\nms",
+        "p99\nms",
+        "max\nms",
+        "CPU\nms",
+        "pods",
+        "budget\np99, ms",
+    ):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    for mode, label, rows in (
+        ("names_only", "by name", report.names_only),
+        ("full", "as objects", report.full),
+    ):
+        for count, row in rows.items():
+            figure = f"{mode}.{count}.p99_ms"
+            verdict = report.budgets.get(figure)
+            table.add_row(
+                label,
+                f"{int(count):,}",
+                _number(row.body_bytes / 1000),
+                _number(row.p50_ms, 2),
+                _number(row.p99_ms, 2),
+                _number(row.max_ms, 2),
+                _number(row.server_cpu_ms, 2),
+                _number(row.pods),
+                _BUDGET_TEXT[figure] if verdict else "",
+                _verdict(verdict),
+            )
+        table.add_section()
+    return Group(table, Text("\n".join(_machine(report.environment)), style="dim"))
 
 
 def _verdict(verdict: Verdict | None) -> Text:
@@ -167,17 +213,12 @@ def _in_process_table(report: Report) -> Table:
 
 
 def _footnotes(report: Report) -> Text:
-    method, environment = report.method, report.environment
-    quota = environment.cpu_quota_cores
-    versions = ", ".join(f"{name} {number or 'missing'}" for name, number in environment.versions.items())
+    method = report.method
     ready = (
         "" if method.server_ready_seconds is None else f"; ready after {method.server_ready_seconds:.1f} s"
     )
     lines = [
-        f"{environment.cpu_model}, {environment.usable_cores} of {environment.logical_cores} cores, "
-        f"CPU quota {'none' if quota is None else f'{quota:g} cores'}, "
-        f"load average {environment.load_average_1_minute}",
-        f"{environment.system}; {versions}",
+        *_machine(report.environment),
         f"server {method.server_flavour}{ready}; request {method.request_bytes} B, response {method.response_bytes} B",
         f"closed loops by {method.closed_loop_generator}, open loop by {method.open_loop_generator} "
         f"(lag p99 {report.open_loop.dispatch.lag_p99_us:.0f} us); warm-up: {method.warm_up}",
@@ -190,3 +231,14 @@ def _footnotes(report: Report) -> Text:
             f"the fallback policy gave {report.open_loop.dispatch.fallback_share:.1%} of the open loop's answers"
         )
     return Text("\n".join(lines), style="dim")
+
+
+def _machine(environment: Environment) -> tuple[str, str]:
+    quota = environment.cpu_quota_cores
+    versions = ", ".join(f"{name} {number or 'missing'}" for name, number in environment.versions.items())
+    return (
+        f"{environment.cpu_model}, {environment.usable_cores} of {environment.logical_cores} cores, "
+        f"CPU quota {'none' if quota is None else f'{quota:g} cores'}, "
+        f"load average {environment.load_average_1_minute}",
+        f"{environment.system}; {versions}",
+    )

@@ -32,8 +32,9 @@ FORBIDDEN = {
                               "policy_server.api", "policy_server.proto", "policy_server.telemetry", "grpc"),
     "policy_server/features": ("policy_server.policies", "policy_server.runtime", "policy_server.api",
                                "policy_server.proto", "policy_server.telemetry", "grpc"),
-    "policy_server/policies": ("policy_server.api", "policy_server.proto", "grpc"),
+    "policy_server/policies": ("policy_server.api", "policy_server.kubernetes", "policy_server.proto", "grpc"),
     "policy_server/runtime": ("policy_server.api", "policy_server.proto", "grpc"),
+    "policy_server/kubernetes": ("policy_server.api", "policy_server.proto", "policy_server.server", "grpc"),
     "training": ("bench", "policy_server.api", "policy_server.proto", "policy_server.server", "grpc"),
 }  # fmt: skip
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-LARGEST_QUANTITY = 2**63 - 1
+LARGEST_QUANTITY = float(2**63 - 1)
 """Kubernetes caps larger amounts to this, and smaller ones to its negative."""
 
 _QUANTITY = re.compile(
@@ -38,4 +38,4 @@ def parse_quantity(text: str) -> float:
     # Left to the reading of the number, so that it is rounded once; a power of two rounds nothing.
     exponent = match["exponent"] or _DECIMAL_EXPONENTS.get(suffix, 0)
     amount = float(f"{match['number']}e{exponent}") * factor
-    return max(-float(LARGEST_QUANTITY), min(amount, float(LARGEST_QUANTITY)))
+    return max(-LARGEST_QUANTITY, min(amount, LARGEST_QUANTITY))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
+import signal
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -20,6 +20,7 @@ from policy_server.cluster.snapshot import Snapshot
 from policy_server.proto.policy.v1.state_service_pb2_grpc import StateServiceStub
 from tests.k8s.recorded_calls import MODES, RECORDINGS, record
 from tests.k8s.scheduling import SHIPPED, configuration
+from tests.support.certificates import issue_certificate
 from tests.support.control_plane import ControlPlane, eventually
 from tests.support.serving import ServerProcess, full_report, server_process
 from tests.support.systems import Endpoint, one_service_snapshot
@@ -123,6 +124,20 @@ def test_pods_are_bound_without_the_extender(cluster: ControlPlane, tmp_path: Pa
             assert cluster.node_of(name) in NODES
 
 
+def test_pods_are_bound_while_the_extender_hangs(cluster: ControlPlane, tmp_path: Path) -> None:
+    add_nodes(cluster)
+    with extender(tmp_path) as server:
+        impatient = configuration(cluster, url_of(server)).replace("httpTimeout: 20s", "httpTimeout: 1s")
+        report(server, state(rates=(0, 100)))
+        with cluster.scheduler(impatient):
+            server.process.send_signal(signal.SIGSTOP)
+            try:
+                cluster.add_pod("meanwhile", app="service")
+                assert cluster.node_of("meanwhile") in NODES
+            finally:
+                server.process.send_signal(signal.SIGCONT)
+
+
 def test_a_burst_of_pods_divides_over_the_nodes(cluster: ControlPlane, tmp_path: Path) -> None:
     add_nodes(cluster)
     with extender(tmp_path) as server, cluster.scheduler(configuration(cluster, url_of(server))):
@@ -161,26 +176,15 @@ def test_bad_calls_harm_neither_server_nor_scheduler(cluster: ControlPlane, tmp_
             assert cluster.node_of("served") == "node-2"
 
 
-def certificate(folder: Path) -> tuple[Path, Path]:
-    """A certificate of 127.0.0.1, which is its own authority, and its key."""
-    paths = folder / "tls.crt", folder / "tls.key"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=extender",
-         "-addext", "subjectAltName=IP:127.0.0.1", "-out", paths[0], "-keyout", paths[1]],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    return paths
-
-
 def test_https(cluster: ControlPlane, tmp_path: Path) -> None:
     add_nodes(cluster)
-    public, key = certificate(tmp_path)
-    options = (f"--extender-tls-certificate={public}", f"--extender-tls-key={key}")
+    files = issue_certificate(tmp_path)
+    options = (f"--extender-tls-certificate={files.chain}", f"--extender-tls-key={files.key}")
     with extender(tmp_path, *options) as server:
         url = url_of(server)
         assert url.startswith("https://")
         report(server, state(rates=(0, 100)))
-        with cluster.scheduler(configuration(cluster, url, authority=public)):
+        with cluster.scheduler(configuration(cluster, url, authority=files.authority)):
             cluster.add_pod("encrypted", app="service")
             assert cluster.node_of("encrypted") == "node-2"
 

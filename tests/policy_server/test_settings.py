@@ -31,6 +31,26 @@ def test_values_out_of_range_are_refused(name: str, value: float) -> None:
         Settings(**{name: value})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        (
+            {"extender_tls_certificate": Path("tls.crt")},
+            "extender_tls_key: missing; give certificate and key",
+        ),
+        (
+            {"extender_tls_key": Path("tls.key")},
+            "extender_tls_certificate: missing; give certificate and key",
+        ),
+        ({"extender_own_label": "policy-server"}, "extender_own_label: 'policy-server'; give KEY=VALUE"),
+        ({"extender_own_label": "app="}, "extender_own_label: 'app='; give KEY=VALUE"),
+    ],
+)
+def test_settings_that_contradict_each_other(settings: dict[str, object], complaint: str) -> None:
+    with pytest.raises(SettingsError, match=complaint):
+        Settings(**settings)  # type: ignore[arg-type]
+
+
 def test_every_setting_has_a_description() -> None:
     assert all(about.description.endswith(".") for _, about in described_settings().values())
 

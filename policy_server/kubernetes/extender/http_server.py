@@ -32,6 +32,8 @@ _MOST_CALLS = 4
 _READ_SECONDS = 10.0
 """Longest time a caller may take to send a body."""
 
+_JSON = "application/json"
+
 
 class ExtenderServer:
     """Serves ``filter``, ``prioritize``, ``healthz`` and ``readyz``.
@@ -113,23 +115,33 @@ class ExtenderServer:
         answer: Callable[[AnswerT], bytes],
     ) -> web.Response:
         async with self._turns:
+            body = await self._read(request)
             try:
-                async with asyncio.timeout(_READ_SECONDS):
-                    body = await request.read()
                 decided = await asyncio.get_running_loop().run_in_executor(
                     self._thread, decide, body, self._snapshot()
                 )
-            except TimeoutError:
-                return _refusal(408, f"body: not complete after {_READ_SECONDS:g} s")
-            except web.HTTPRequestEntityTooLarge:
-                return _refusal(
-                    413,
-                    f"body: larger than {self._maximum_body_bytes} bytes; set nodeCacheCapable: true in the "
-                    "scheduler's configuration, or raise extender_max_body_bytes",
-                )
             except (WireError, QuantityError) as error:
-                return _refusal(400, str(error))
-            return web.Response(body=answer(decided), content_type="application/json")
+                raise web.HTTPBadRequest(text=_refusal(str(error)), content_type=_JSON) from None
+            return web.Response(body=answer(decided), content_type=_JSON)
+
+    async def _read(self, request: web.Request) -> bytes:
+        try:
+            async with asyncio.timeout(_READ_SECONDS):
+                return await request.read()
+        except TimeoutError:
+            refusal = _refusal(f"body: not complete after {_READ_SECONDS:g} s; send it faster")
+            raise web.HTTPRequestTimeout(text=refusal, content_type=_JSON) from None
+        except ConnectionError:
+            # Nobody reads this, but it is counted, and aiohttp would log a connection that is lost as our failure.
+            refusal = _refusal("body: the caller hung up before its end")
+            raise web.HTTPBadRequest(text=refusal, content_type=_JSON) from None
+        except web.HTTPRequestEntityTooLarge as error:
+            error.content_type = _JSON
+            error.text = _refusal(
+                f"body: larger than {self._maximum_body_bytes} bytes; set nodeCacheCapable: true in the scheduler's "
+                "configuration, or raise extender_max_body_bytes"
+            )
+            raise
 
     async def _healthz(self, request: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -179,6 +191,5 @@ def server_tls(certificate: Path, key: Path) -> ssl.SSLContext:
     return context
 
 
-def _refusal(status: int, message: str) -> web.Response:
-    body = msgspec.json.encode({"Error": message})
-    return web.Response(status=status, body=body, content_type="application/json")
+def _refusal(message: str) -> str:
+    return msgspec.json.encode({"Error": message}).decode()

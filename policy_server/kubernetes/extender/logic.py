@@ -134,12 +134,14 @@ class ExtenderLogic:
         replicas = snapshot.topology.replicas
         hosts = np.unique(replicas.node[replicas.service == facts.service])
         has_image = candidates.have_images(image_names(pod)) | np.isin(facts.row, hosts)
-        pending = self._pending.replicas(snapshot, facts.service, self._clock(), without=pod.metadata.uid)
+        pending = self._pending.replicas(
+            snapshot.topology, facts.service, self._clock(), without=pod.metadata.uid
+        )
         return facts.query(judged, has_image, pending)
 
     def _remember(self, pod: Pod, snapshot: Snapshot, query: PlacementQuery, scores: Float64Array) -> None:
         best = query.nodes[scores == scores.max()].astype(np.int64)
-        self._pending.place(pod.metadata.uid, snapshot, query.service, best, self._clock())
+        self._pending.place(pod.metadata.uid, snapshot.topology, query.service, best, self._clock())
 
 
 def _names(candidates: CandidateNodes, positions: BoolArray) -> list[str]:
