@@ -15,6 +15,7 @@ import click
 
 from bench.demo_command import demo_command
 from bench.flavours import COMPARED_FLAVOURS, SERVER_FLAVOUR, Flavour, parse_flavour
+from bench.scaling_demo_command import scaling_demo_command
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -271,6 +272,7 @@ def _print(tables: RenderableType) -> None:
 
 
 main.add_command(demo_command)
+main.add_command(scaling_demo_command)
 
 if __name__ == "__main__":
     main()
