@@ -113,7 +113,7 @@ class Columns:
 
     def missing(self, field: str, remedy: str) -> InvalidArgumentError:
         """An error for a column that is empty and must not be."""
-        return InvalidArgumentError(f"{self._path}.{field}", "no values", remedy)
+        return InvalidArgumentError(f"{self._path}.{field}", None, remedy)
 
     def _column(self, field: str) -> Any:
         column = getattr(self._message, field)
