@@ -54,6 +54,10 @@ DISPATCH_BUDGETS = (
     Budget("in_process.1000.p50_us", 350.0),
     Budget("batch.decisions_per_second", 200_000.0, is_upper=False),
 )
+SCALING_BUDGETS = (
+    Budget("containers.50.scale.p50_us", 1_000.0),
+    Budget("containers.1000.scale.p50_us", 5_000.0),
+)
 BUDGETED_CANDIDATES = 10
 """Number of candidates the ratios' budgets are meant for."""
 

@@ -21,6 +21,11 @@ def echo_command(
     return command
 
 
+def scale_echo_command(port: int, flavour: str, response: Path) -> list[str]:
+    """The same, answering Scale with the serialized ScaleResponse of a file."""
+    return [*echo_command(port, flavour), "--scale-response", str(response)]
+
+
 def policy_server_command(port: int, models: Path | None = None, arguments: Sequence[str] = ()) -> list[str]:
     """The real server of ``policy-server serve``.
 

@@ -1,5 +1,7 @@
 """A server that parses a DispatchRequest and answers with the same DispatchResponse, whatever it says.
 
+Asynchronous flavours may answer a ScaleRequest likewise.
+
 It has the stack, the options and the message sizes of the real server and none of its work, so that its latency is
 the price of Python, gRPC and the machine alone.
 """
@@ -29,6 +31,11 @@ from policy_server.proto.policy.v1.dispatch_service_pb2 import (
 from policy_server.proto.policy.v1.dispatch_service_pb2_grpc import (
     DispatchServiceServicer,
     add_DispatchServiceServicer_to_server,
+)
+from policy_server.proto.policy.v1.scaling_service_pb2 import ScaleRequest, ScaleResponse
+from policy_server.proto.policy.v1.scaling_service_pb2_grpc import (
+    ScalingServiceServicer,
+    add_ScalingServiceServicer_to_server,
 )
 
 EXAMPLE_RESPONSE = DispatchResponse(
@@ -124,6 +131,16 @@ class _AsynchronousEcho(DispatchServiceServicer):
         return self._build()
 
 
+class _ScalingEcho(ScalingServiceServicer):
+    def __init__(self, response: ScaleResponse) -> None:
+        self._response = response
+
+    async def Scale(  # noqa: N802
+        self, request: ScaleRequest, context: grpc.aio.ServicerContext[ScaleRequest, ScaleResponse]
+    ) -> ScaleResponse:
+        return self._response
+
+
 class _ThreadedEcho(DispatchServiceServicer):
     def __init__(self, build: ResponseBuilder) -> None:
         self._build = build
@@ -134,8 +151,16 @@ class _ThreadedEcho(DispatchServiceServicer):
         return self._build()
 
 
-def serve_echo(flavour: Flavour, address: str, build: ResponseBuilder) -> None:
+def serve_echo(
+    flavour: Flavour, address: str, build: ResponseBuilder, scale_response: ScaleResponse | None = None
+) -> None:
     """Serves until SIGTERM or SIGINT, with the options of the real server and, as there, a settled heap.
+
+    Args:
+        flavour: kind of server.
+        address: ``host:port`` to listen on.
+        build: makes the answers to Dispatch.
+        scale_response: answers Scale; None: nothing does.
 
     Raises:
         RuntimeError: the address cannot be bound.
@@ -147,14 +172,18 @@ def serve_echo(flavour: Flavour, address: str, build: ResponseBuilder) -> None:
     elif flavour.uvloop:
         import uvloop
 
-        uvloop.run(_serve_asynchronous(address, build))
+        uvloop.run(_serve_asynchronous(address, build, scale_response))
     else:
-        asyncio.run(_serve_asynchronous(address, build))
+        asyncio.run(_serve_asynchronous(address, build, scale_response))
 
 
-async def _serve_asynchronous(address: str, build: ResponseBuilder) -> None:
+async def _serve_asynchronous(
+    address: str, build: ResponseBuilder, scale_response: ScaleResponse | None
+) -> None:
     server = grpc.aio.server(options=server_options())
     add_DispatchServiceServicer_to_server(_AsynchronousEcho(build), server)  # type: ignore[abstract]
+    if scale_response is not None:
+        add_ScalingServiceServicer_to_server(_ScalingEcho(scale_response), server)
     health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)
     server.add_insecure_port(address)
     stop = asyncio.Event()

@@ -14,6 +14,7 @@ from bench.budgets import DISPATCH_BUDGETS, Verdict
 from bench.flavour_comparison import FlavourFigures
 from bench.latency import Mode
 from bench.report import Report
+from bench.scaling_run import ScalingReport
 
 _MODE_TEXT = {Mode.ONE_CALLER: "one caller", Mode.SATURATED: "saturated", Mode.OPEN_LOOP: "open loop"}
 _BUDGET_TEXT = {budget.figure: str(budget) for budget in DISPATCH_BUDGETS}
@@ -26,6 +27,37 @@ def latency_tables(report: Report) -> RenderableType:
         parts.append(_in_process_table(report))
     parts.append(_footnotes(report))
     return Group(*parts)
+
+
+def scaling_table(report: ScalingReport) -> RenderableType:
+    """Renders a comparison of Scale and echo."""
+    method = report.method
+    table = Table(
+        title=f"Scale against echo: {method.intervals} intervals of history",
+        caption=f"one caller, {method.settings.repetitions} alternating repetitions of {method.settings.calls} calls",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    table.add_column("containers", justify="right", no_wrap=True)
+    table.add_column("policy", no_wrap=True)
+    for heading in ("request\nKiB", "figure", "echo", "scale", "ratio", "budget"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    for count, row in report.containers.items():
+        verdict = report.budgets.get(f"containers.{count}.scale.p50_us")
+        budget = "" if verdict is None else f"<= {verdict.limit:,g}"
+        table.add_row(
+            *(count, row.policy, _number(row.request_bytes / 1024), "p50, us"),
+            *(_number(row.echo.p50_us), _number(row.scale.p50_us), _number(row.ratio.p50, 2)),
+            *(budget, _verdict(verdict)),
+        )
+        for figure, below, above, ratio in (
+            ("p99, us", row.echo.p99_us, row.scale.p99_us, row.ratio.p99),
+            ("server CPU, us", row.echo.cpu_us, row.scale.cpu_us, row.ratio.cpu),
+        ):
+            table.add_row("", "", "", figure, _number(below), _number(above), _number(ratio, 2), "", "")
+        table.add_section()
+    return table
 
 
 def flavour_table(rows: Sequence[FlavourFigures]) -> RenderableType:
