@@ -119,7 +119,7 @@ def scaling_features(
     relative_latency = latency / (latency + objective)
     newest_rate, newest_limit = rate[0], limit[0]
     cpu_demand = cpu_demand_cores(history)
-    cpu_mean, cpu_deviation, _ = _statistics(history, "cpu_usage_cores", WINDOW_INTERVALS)
+    cpu_mean, cpu_deviation = _mean_and_deviation(history, "cpu_usage_cores")
     group = np.unique(fleet.application, return_inverse=True)[1]
     single = (
         np.log1p(newest_rate) / np.log1p(10_000.0),
@@ -137,7 +137,7 @@ def scaling_features(
         _level(cpu_mean / cpu_demand, 0.25, 4.0),
         _level(usage[0] / cpu_demand, 0.25, 4.0),
         _ratio(cpu_deviation, cpu_deviation + cpu_mean),
-        _statistics(history, "throttled_fraction", WINDOW_INTERVALS)[0],
+        _mean(history, "throttled_fraction"),
     )
     rows = (
         _ratio(usage, limit),
@@ -156,7 +156,7 @@ def cpu_demand_cores(history: MeasurementHistory) -> Float64Array:
 
     Rises at once and falls slowly, so that a dip in the load is not mistaken for its end and limits rest.
     """
-    peak = _statistics(history, "cpu_usage_cores", CPU_PEAK_INTERVALS)[2]
+    peak = _largest(history, "cpu_usage_cores", CPU_PEAK_INTERVALS)
     demand: Float64Array = np.maximum(peak, SMALLEST_DEMAND_CORES)
     return demand
 
@@ -166,37 +166,36 @@ def memory_demand_bytes(history: MeasurementHistory) -> Float64Array:
 
     Too little memory kills, and freeing it saves little, so memory falls more slowly than CPU.
     """
-    demand: Float64Array = np.maximum(
-        _statistics(history, "memory_usage_bytes", WINDOW_INTERVALS)[2], _MEBIBYTE
-    )
+    peak = _largest(history, "memory_usage_bytes", WINDOW_INTERVALS)
+    demand: Float64Array = np.maximum(peak, _MEBIBYTE)
     return demand
 
 
-def _statistics(history: MeasurementHistory, name: str) -> tuple[Float64Array, Float64Array, Float64Array]:
-    """Mean, standard deviation and largest value of what was measured in the window, float64 [C] each; 0 if nothing."""
-    measured, known = _window(history, name)
+def _mean_and_deviation(history: MeasurementHistory, name: str) -> tuple[Float64Array, Float64Array]:
+    """Mean and standard deviation of what was measured in the window, float64 [C] each; 0 if nothing was."""
+    measured, known = _window(history, name, WINDOW_INTERVALS)
     count = np.maximum(known.sum(axis=0), 1)
     mean = measured.sum(axis=0) / count
     deviation = np.sqrt((np.where(known, measured - mean, 0.0) ** 2).sum(axis=0) / count)
-    return mean, deviation, measured.max(axis=0)
+    return mean, deviation
 
 
 def _mean(history: MeasurementHistory, name: str) -> Float64Array:
     """float64 [C]: mean of what was measured in the window; 0 if nothing."""
-    measured, known = _window(history, name)
+    measured, known = _window(history, name, WINDOW_INTERVALS)
     mean: Float64Array = measured.sum(axis=0) / np.maximum(known.sum(axis=0), 1)
     return mean
 
 
-def _largest(history: MeasurementHistory, name: str) -> Float64Array:
-    """float64 [C]: largest of what was measured in the window; 0 if nothing."""
-    largest: Float64Array = _window(history, name)[0].max(axis=0)
+def _largest(history: MeasurementHistory, name: str, intervals: int) -> Float64Array:
+    """float64 [C]: largest of what was measured in the newest ``intervals``; 0 if nothing."""
+    largest: Float64Array = _window(history, name, intervals)[0].max(axis=0)
     return largest
 
 
-def _window(history: MeasurementHistory, name: str) -> tuple[Float64Array, BoolArray]:
-    """float64 [up to WINDOW_INTERVALS, C], 0 where nothing was measured, and bool, where something was."""
-    column = history.column(name, WINDOW_INTERVALS)
+def _window(history: MeasurementHistory, name: str, intervals: int) -> tuple[Float64Array, BoolArray]:
+    """float64 [up to ``intervals``, C], 0 where nothing was measured, and bool, where something was."""
+    column = history.column(name, intervals)
     known = np.isfinite(column)
     return np.where(known, column, 0.0), known
 

@@ -245,7 +245,7 @@ def test_the_actor_sees_the_features_and_its_economy() -> None:
     assert isinstance(policy, ScalingPolicy)
     assert seen[0].shape == (3, len(SCALING_SCHEMA.container))
     np.testing.assert_allclose(seen[0][:, ECONOMY_COLUMN], 0.8)
-    np.testing.assert_allclose(recommendation.cpu_cores, 0.5 * np.sqrt(8.0))
+    np.testing.assert_allclose(recommendation.cpu_cores, 0.5 * np.sqrt(0.8 * 6.0))
 
 
 def test_an_actor_that_returns_nan_recommends_nothing_for_that_container() -> None:
