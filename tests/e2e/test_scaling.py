@@ -12,10 +12,12 @@ import sys
 import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
 import pytest
+import yaml
 
 from bench.scaling_scenario import generate_scale_request
 from policy_server.client.scaling import ContainerRecommendation, recommendations
@@ -141,3 +143,26 @@ def test_the_shell_asks(server: ServerProcess, tmp_path: Path) -> None:
     table = subprocess.run(command, capture_output=True, text=True, check=True, env=wide).stdout
     for part in ("recommendations", "resize", "out_of_memory", "threshold 1", "heuristic"):
         assert part in table
+
+
+def test_the_documented_controller_resizes_what_is_to_be_resized(server: ServerProcess) -> None:
+    page = Path(__file__).parents[2] / "docs" / "scaling-service.md"
+    example = re.search(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    assert example
+    names: dict[str, Any] = {}
+    exec(example[1], names)
+    document = yaml.safe_load(example_document())
+    sent: dict[str, Any] = {}
+    names["resize_once"](
+        server.address,
+        document["containers"],
+        document["nodes"],
+        document["applications"],
+        sent.__setitem__,
+    )
+    carts = sent["/api/v1/namespaces/shop/pods/carts-5c4b/resize"]["spec"]["containers"]
+    assert [entry["name"] for entry in carts] == ["server"]
+    # A guaranteed pod, whose memory was too small.
+    assert carts[0]["resources"]["requests"] == carts[0]["resources"]["limits"]
+    assert carts[0]["resources"]["limits"] == {"cpu": "500m", "memory": "308Mi"}
+    assert all(path.startswith("/api/v1/namespaces/shop/pods/") for path in sent)
