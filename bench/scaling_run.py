@@ -17,7 +17,7 @@ from bench.commands import scale_echo_command
 from bench.environment import Environment, describe_environment
 from bench.flavours import SERVER_FLAVOUR
 from bench.latency import OnStep
-from bench.load.closed_loop import closed_loop_generator, run_closed_loop
+from bench.load import h2load
 from bench.load.errors import LoadError
 from bench.load.measurement import latency_histogram
 from bench.load.plans import ClosedLoop
@@ -145,6 +145,10 @@ def run_scaling(
         LoadError: load could not be generated.
         ServerError: a server did not start or died.
     """
+    if h2load.version() is None:
+        raise LoadError(
+            f"requests of Scale are too large for the built-in load generator; {h2load.INSTALL_HINT}"
+        )
     started = time.monotonic()
     environment = describe_environment()
     port = free_port()
@@ -155,7 +159,7 @@ def run_scaling(
         }
     budgets = judge(SCALING_BUDGETS, {"containers": {name: asdict(row) for name, row in figures.items()}})
     method = ScalingMethod(
-        closed_loop_generator(),
+        h2load.NAME,
         SERVER_FLAVOUR.name,
         INTERVALS,
         settings,
@@ -212,7 +216,7 @@ def _compare(
 def _run(name: str, server: ServerProcess, message: bytes, calls: int) -> Run:
     host, _, port = server.address.rpartition(":")
     target = Target(host, int(port), SCALE_PATH, message)
-    return measured_run(name, target, server, lambda at: run_closed_loop(at, ClosedLoop(calls)))
+    return measured_run(name, target, server, lambda at: h2load.generate_closed_loop(at, ClosedLoop(calls)))
 
 
 def _ask(address: str, request: ScaleRequest) -> ScaleResponse:

@@ -32,30 +32,36 @@ def latency_tables(report: Report) -> RenderableType:
 def scaling_table(report: ScalingReport) -> RenderableType:
     """Renders a comparison of Scale and echo."""
     method = report.method
+    policies = ", ".join({row.policy: None for row in report.containers.values()})
     table = Table(
-        title=f"Scale against echo: {method.intervals} intervals of history",
+        title=f"Scale against echo: {method.intervals} intervals of history, policy {policies}",
         caption=f"one caller, {method.settings.repetitions} alternating repetitions of {method.settings.calls} calls",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
     )
-    table.add_column("containers", justify="right", no_wrap=True)
-    table.add_column("policy", no_wrap=True)
-    for heading in ("request\nKiB", "figure", "echo", "scale", "ratio", "budget"):
+    table.add_column("containers", no_wrap=True)
+    table.add_column("figure", no_wrap=True)
+    for heading in ("echo", "scale", "ratio", "budget"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     for count, row in report.containers.items():
         verdict = report.budgets.get(f"containers.{count}.scale.p50_us")
         budget = "" if verdict is None else f"<= {verdict.limit:,g}"
         table.add_row(
-            *(count, row.policy, _number(row.request_bytes / 1024), "p50, us"),
-            *(_number(row.echo.p50_us), _number(row.scale.p50_us), _number(row.ratio.p50, 2)),
-            *(budget, _verdict(verdict)),
+            *(f"{int(count):,}", "p50, us", _number(row.echo.p50_us), _number(row.scale.p50_us)),
+            *(_number(row.ratio.p50, 2), budget, _verdict(verdict)),
         )
-        for figure, below, above, ratio in (
-            ("p99, us", row.echo.p99_us, row.scale.p99_us, row.ratio.p99),
-            ("server CPU, us", row.echo.cpu_us, row.scale.cpu_us, row.ratio.cpu),
+        for label, figure, below, above, ratio in (
+            (
+                f"  {row.request_bytes / 1024:,.0f} KiB",
+                "p99, us",
+                row.echo.p99_us,
+                row.scale.p99_us,
+                row.ratio.p99,
+            ),
+            ("", "server CPU, us", row.echo.cpu_us, row.scale.cpu_us, row.ratio.cpu),
         ):
-            table.add_row("", "", "", figure, _number(below), _number(above), _number(ratio, 2), "", "")
+            table.add_row(label, figure, _number(below), _number(above), _number(ratio, 2), "", "")
         table.add_section()
     return table
 
