@@ -72,7 +72,9 @@ class Columns:
             if column is None and not accepted.accepts_nan:
                 raise self.missing(field, f"give {self._each}")
             values[row] = np.nan if column is None else column
-        smallest, largest = accepted.smallest.astype(dtype), accepted.largest.astype(dtype)
+        smallest, largest = (
+            bound.astype(dtype, copy=False) for bound in (accepted.smallest, accepted.largest)
+        )
         if accepted.accepts_nan:
             fine = not ((values < smallest) | (values > largest)).any()
         else:

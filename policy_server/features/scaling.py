@@ -147,7 +147,7 @@ def scaling_features(
         _recent(history, "throttled_fraction"),
     )
     features = np.concatenate((*rows, np.stack(single)), axis=0).T
-    bounded: Float32Array = np.clip(features, 0.0, 1.0).astype(np.float32)
+    bounded: Float32Array = np.clip(features, 0.0, 1.0).astype(np.float32, order="C")
     return bounded
 
 

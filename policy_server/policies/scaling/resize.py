@@ -250,10 +250,10 @@ def plan_resizes(
         back_off: waiting times after errors.
     """
     cpu, memory = decisions.cpu_cores, decisions.memory_bytes
-    reason = np.stack((cpu.reason, memory.reason), axis=1)
-    target = np.stack((cpu.target, memory.target), axis=1)
-    lower = np.stack((cpu.lower_bound, memory.lower_bound), axis=1)
-    upper = np.stack((cpu.upper_bound, memory.upper_bound), axis=1)
+    reason = np.array((cpu.reason, memory.reason)).T
+    target = np.array((cpu.target, memory.target)).T
+    lower = np.array((cpu.lower_bound, memory.lower_bound)).T
+    upper = np.array((cpu.upper_bound, memory.upper_bound)).T
     specified = pods.specified
 
     moved = ~_same(target, pods.in_force)

@@ -11,6 +11,7 @@ import pytest
 
 from policy_server.client.scaling import scale_request
 from policy_server.policies.scaling import RULE_SCALING_NAMES
+from policy_server.policies.scaling.actor import CPU_FACTORS
 from policy_server.policies.scaling.guard import GuardedScaling
 from policy_server.policies.scaling.onnx import onnx_scaling
 from policy_server.proto.policy.v1.scaling_service_pb2 import ScaleRequest, ScaleResponse
@@ -84,8 +85,9 @@ async def test_economy_makes_a_model_spare_resources(tmp_path: Path) -> None:
         (dear,) = await scaling.scale(container(), policy="td3")
         (cheap,) = await scaling.scale(container(), policy="td3", economy=0.1)
     # The model answers -1, the least, where the economy is above 0.7.
-    assert dear.cpu.uncapped_target == pytest.approx(600)
-    assert cheap.cpu.uncapped_target > 600
+    least = 600 * CPU_FACTORS[0]
+    assert dear.cpu.uncapped_target == pytest.approx(least)
+    assert cheap.cpu.uncapped_target > least
 
 
 async def test_of_no_containers_nothing_is_said() -> None:
