@@ -59,6 +59,10 @@ ENVOY_BUDGETS = (
     Budget("ratio.throughput", 0.8, is_upper=False),
 )
 EXTENDER_BUDGETS = (Budget("names_only.1000.p99_ms", 10.0),)
+SCALING_BUDGETS = (
+    Budget("containers.50.scale.p50_us", 1_000.0),
+    Budget("containers.1000.scale.p50_us", 5_000.0),
+)
 BUDGETED_CANDIDATES = 10
 """Number of candidates the ratios' budgets are meant for."""
 

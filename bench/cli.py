@@ -15,6 +15,7 @@ from bench.console_support import errors_reported, progress
 from bench.demo_command import demo_command
 from bench.envoy.demo_command import demo_envoy_command
 from bench.flavours import COMPARED_FLAVOURS, SERVER_FLAVOUR, Flavour, parse_flavour
+from bench.scaling_demo_command import scaling_demo_command
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -164,6 +165,63 @@ def latency(
 
 
 @main.command()
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON on standard output.")
+@click.option(
+    "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the JSON report to this file."
+)
+@click.option(
+    "--containers",
+    type=click.IntRange(1, 10_000),
+    multiple=True,
+    default=(1, 50, 1000),
+    show_default=True,
+    help="Containers per request; may be repeated.",
+)
+@click.option(
+    "--models",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Directory of model bundles.  [default: those shipped with the package]",
+)
+@click.option("--policy", default="", help="Scaling policy to ask for.  [default: the active one]")
+@click.option("--repetitions", type=click.IntRange(1), default=5, show_default=True)
+@click.option("--calls", type=click.IntRange(1), default=200, show_default=True, help="Of one repetition.")
+@click.argument("server_arguments", nargs=-1, type=click.UNPROCESSED)
+def scale(
+    as_json: bool,
+    output: Path | None,
+    containers: tuple[int, ...],
+    models: Path | None,
+    policy: str,
+    repetitions: int,
+    calls: int,
+    server_arguments: tuple[str, ...],
+) -> None:
+    """Compare Scale with a bare echo server of the same stack and message sizes.
+
+    Starts `policy-server serve` (SERVER_ARGUMENTS after a -- are passed on to it) and an echo server, and measures
+    both in turns, one caller at a time. Exits with 1 when a run is void and its figures would mislead.
+    """
+    from functools import partial
+
+    from bench.commands import policy_server_command
+    from bench.scaling_run import ScalingSettings, run_scaling
+    from bench.tables import scaling_table
+
+    settings = ScalingSettings(containers=containers, repetitions=repetitions, calls=calls)
+    with _errors_reported():
+        with _progress(settings.steps) as on_step:
+            command = partial(policy_server_command, models=models, arguments=server_arguments)
+            report = run_scaling(command, policy, settings, on_step)
+        document = json.dumps(report.document(), indent=2)
+        if output is not None:
+            output.write_text(document + "\n", encoding="utf-8")
+    if as_json:
+        click.echo(document)
+    else:
+        _print(scaling_table(report))
+
+
+@main.command()
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON on standard output.")
 @click.option(
     "--flavour",
@@ -246,12 +304,24 @@ def extender(
     show_default=True,
     help="CPU time to spend before each response.",
 )
-def echo(port: int, flavour: Flavour, response_hex: str | None, work_microseconds: float) -> None:
+@click.option(
+    "--scale-response",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="File with a serialized ScaleResponse to answer Scale with; for asynchronous flavours.",
+)
+def echo(
+    port: int,
+    flavour: Flavour,
+    response_hex: str | None,
+    work_microseconds: float,
+    scale_response: Path | None,
+) -> None:
     """Serve the bare echo server until SIGTERM, to measure it with other tools."""
     from google.protobuf.message import DecodeError
 
     from bench.echo import EXAMPLE_RESPONSE, response_builder, serve_echo, with_work
     from policy_server.proto.policy.v1.dispatch_service_pb2 import DispatchResponse
+    from policy_server.proto.policy.v1.scaling_service_pb2 import ScaleResponse
 
     try:
         template = EXAMPLE_RESPONSE
@@ -261,8 +331,19 @@ def echo(port: int, flavour: Flavour, response_hex: str | None, work_microsecond
         raise click.BadParameter(
             f"not a serialized DispatchResponse: {error}", param_hint="--response-hex"
         ) from None
+    scaled = None
+    if scale_response is not None:
+        if not flavour.asynchronous:
+            raise click.UsageError("--scale-response needs an asynchronous flavour")
+        try:
+            scaled = ScaleResponse.FromString(scale_response.read_bytes())
+        except DecodeError as error:
+            raise click.BadParameter(
+                f"not a serialized ScaleResponse: {error}", param_hint="--scale-response"
+            ) from None
     try:
-        serve_echo(flavour, f"127.0.0.1:{port}", with_work(response_builder(template), work_microseconds))
+        build = with_work(response_builder(template), work_microseconds)
+        serve_echo(flavour, f"127.0.0.1:{port}", build, scaled)
     except RuntimeError as error:
         # gRPC's way to tell that an address cannot be bound.
         raise click.ClickException(str(error)) from error
@@ -344,6 +425,7 @@ def _print(tables: RenderableType) -> None:
 
 main.add_command(demo_command)
 main.add_command(demo_envoy_command)
+main.add_command(scaling_demo_command)
 
 if __name__ == "__main__":
     main()

@@ -27,6 +27,11 @@ def do_nothing_command(port: int, endpoints: Sequence[str]) -> list[str]:
     return command + [part for endpoint in endpoints for part in ("--endpoint", endpoint)]
 
 
+def scale_echo_command(port: int, flavour: str, response: Path) -> list[str]:
+    """The same, answering Scale with the serialized ScaleResponse of a file."""
+    return [*echo_command(port, flavour), "--scale-response", str(response)]
+
+
 def policy_server_command(port: int, models: Path | None = None, arguments: Sequence[str] = ()) -> list[str]:
     """The real server of ``policy-server serve``.
 

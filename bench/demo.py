@@ -150,7 +150,7 @@ class DemoResult:
 
 def known_policies() -> tuple[str, ...]:
     """Names that the server of the demo knows: of the bundles that ship with the package, and the heuristics."""
-    return (*find_bundles(), *HEURISTIC_DISPATCH_NAMES)
+    return (*find_bundles(kind="dispatch"), *HEURISTIC_DISPATCH_NAMES)
 
 
 def default_policies() -> tuple[str, ...]:

@@ -1,5 +1,7 @@
 """A server that parses a DispatchRequest and answers with the same DispatchResponse, whatever it says.
 
+Asynchronous flavours may answer a ScaleRequest likewise.
+
 It has the stack, the options and the message sizes of the real server and none of its work, so that its latency is
 the price of Python, gRPC and the machine alone.
 """
@@ -30,6 +32,11 @@ from policy_server.proto.policy.v1.dispatch_service_pb2 import (
 from policy_server.proto.policy.v1.dispatch_service_pb2_grpc import (
     DispatchServiceServicer,
     add_DispatchServiceServicer_to_server,
+)
+from policy_server.proto.policy.v1.scaling_service_pb2 import ScaleRequest, ScaleResponse
+from policy_server.proto.policy.v1.scaling_service_pb2_grpc import (
+    ScalingServiceServicer,
+    add_ScalingServiceServicer_to_server,
 )
 
 EXAMPLE_RESPONSE = DispatchResponse(
@@ -125,6 +132,16 @@ class _AsynchronousEcho(DispatchServiceServicer):
         return self._build()
 
 
+class _ScalingEcho(ScalingServiceServicer):
+    def __init__(self, response: ScaleResponse) -> None:
+        self._response = response
+
+    async def Scale(  # noqa: N802
+        self, request: ScaleRequest, context: grpc.aio.ServicerContext[ScaleRequest, ScaleResponse]
+    ) -> ScaleResponse:
+        return self._response
+
+
 class _ThreadedEcho(DispatchServiceServicer):
     def __init__(self, build: ResponseBuilder) -> None:
         self._build = build
@@ -135,8 +152,16 @@ class _ThreadedEcho(DispatchServiceServicer):
         return self._build()
 
 
-def serve_echo(flavour: Flavour, address: str, build: ResponseBuilder) -> None:
+def serve_echo(
+    flavour: Flavour, address: str, build: ResponseBuilder, scale_response: ScaleResponse | None = None
+) -> None:
     """Serves until SIGTERM or SIGINT, with the options of the real server and, as there, a settled heap.
+
+    Args:
+        flavour: kind of server.
+        address: ``host:port`` to listen on.
+        build: makes the answers to Dispatch.
+        scale_response: answers Scale; None: nothing does.
 
     Raises:
         RuntimeError: the address cannot be bound.
@@ -144,10 +169,13 @@ def serve_echo(flavour: Flavour, address: str, build: ResponseBuilder) -> None:
     if not flavour.asynchronous:
         _serve_threaded(flavour.worker_threads, address, build)
         return
-    serving = serve_until_stopped(
-        address,
-        lambda server: add_DispatchServiceServicer_to_server(_AsynchronousEcho(build), server),  # type: ignore[abstract]
-    )
+
+    def add_services(server: grpc.aio.Server) -> None:
+        add_DispatchServiceServicer_to_server(_AsynchronousEcho(build), server)  # type: ignore[abstract]
+        if scale_response is not None:
+            add_ScalingServiceServicer_to_server(_ScalingEcho(scale_response), server)
+
+    serving = serve_until_stopped(address, add_services)
     if flavour.uvloop:
         import uvloop
 

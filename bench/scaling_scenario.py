@@ -66,7 +66,5 @@ def generate_scale_request(containers: int, policy: str = "", intervals: int = I
             requests_per_second=(50.0 * noise).ravel().tolist(),
             cpu_limit_millicores=np.broadcast_to(limit, noise.shape).ravel().tolist(),
             memory_limit_bytes=np.broadcast_to(memory_limit, noise.shape).ravel().tolist(),
-            oom_kills=[0] * noise.size,
-            restarts=[0] * noise.size,
         ),
     )

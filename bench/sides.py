@@ -83,21 +83,38 @@ class Side:
             ServerError: the server died.
         """
         self.prepare()
-        before = self._cpu_seconds()
-        try:
-            measurement = generate(self.target)
-        except LoadError as error:
-            if self.process is not None:
-                self.process.check_alive(_DEATH_GRACE_SECONDS)
-            raise LoadError(f"{self.name}: {error}") from None
-        after = self._cpu_seconds()
-        if self.process is not None:
-            self.process.check_alive()
+        run = measured_run(self.name, self.target, self.process, generate)
         self.probe()
-        reasons = void_reasons(measurement)
-        if reasons:
-            raise VoidRunError(self.name, reasons)
-        return Run(measurement, None if before is None or after is None else after - before)
+        return run
 
-    def _cpu_seconds(self) -> float | None:
-        return None if self.process is None else self.process.cpu_seconds()
+
+def measured_run(
+    name: str, target: Target, process: ServerProcess | None, generate: Callable[[Target], Measurement]
+) -> Run:
+    """Runs a load generator and counts what it costs the server.
+
+    Args:
+        name: Of the server, for messages.
+        target: What to send where.
+        process: The server's process; None for a server that already ran.
+        generate: Makes the load.
+
+    Raises:
+        VoidRunError: the run must not be quoted.
+        LoadError: the load could not be generated.
+        ServerError: the server died.
+    """
+    before = None if process is None else process.cpu_seconds()
+    try:
+        measurement = generate(target)
+    except LoadError as error:
+        if process is not None:
+            process.check_alive(_DEATH_GRACE_SECONDS)
+        raise LoadError(f"{name}: {error}") from None
+    after = None if process is None else process.cpu_seconds()
+    if process is not None:
+        process.check_alive()
+    reasons = void_reasons(measurement)
+    if reasons:
+        raise VoidRunError(name, reasons)
+    return Run(measurement, None if before is None or after is None else after - before)

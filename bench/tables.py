@@ -16,6 +16,7 @@ from bench.extender import ExtenderReport
 from bench.flavour_comparison import FlavourFigures
 from bench.latency import Mode
 from bench.report import Report
+from bench.scaling_run import ScalingReport
 
 _MODE_TEXT = {Mode.ONE_CALLER: "one caller", Mode.SATURATED: "saturated", Mode.OPEN_LOOP: "open loop"}
 _BUDGET_TEXT = {budget.figure: str(budget) for budget in (*DISPATCH_BUDGETS, *EXTENDER_BUDGETS)}
@@ -28,6 +29,43 @@ def latency_tables(report: Report) -> RenderableType:
         parts.append(_in_process_table(report))
     parts.append(_footnotes(report))
     return Group(*parts)
+
+
+def scaling_table(report: ScalingReport) -> RenderableType:
+    """Renders a comparison of Scale and echo."""
+    method = report.method
+    policies = ", ".join({row.policy: None for row in report.containers.values()})
+    table = Table(
+        title=f"Scale against echo: {method.intervals} intervals of history, policy {policies}",
+        caption=f"one caller, {method.settings.repetitions} alternating repetitions of {method.settings.calls} calls",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    table.add_column("containers", no_wrap=True)
+    table.add_column("figure", no_wrap=True)
+    for heading in ("echo", "scale", "ratio", "budget"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    for count, row in report.containers.items():
+        verdict = report.budgets.get(f"containers.{count}.scale.p50_us")
+        budget = "" if verdict is None else f"<= {verdict.limit:,g}"
+        table.add_row(
+            *(f"{int(count):,}", "p50, us", _number(row.echo.p50_us), _number(row.scale.p50_us)),
+            *(_number(row.ratio.p50, 2), budget, _verdict(verdict)),
+        )
+        for label, figure, below, above, ratio in (
+            (
+                f"  {row.request_bytes / 1024:,.0f} KiB",
+                "p99, us",
+                row.echo.p99_us,
+                row.scale.p99_us,
+                row.ratio.p99,
+            ),
+            ("", "server CPU, us", row.echo.cpu_us, row.scale.cpu_us, row.ratio.cpu),
+        ):
+            table.add_row(label, figure, _number(below), _number(above), _number(ratio, 2), "", "")
+        table.add_section()
+    return table
 
 
 def flavour_table(rows: Sequence[FlavourFigures]) -> RenderableType:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from policy_server.api.errors import Count, InvalidArgumentError
 from policy_server.api.figures import Range
-from policy_server.cluster.snapshot import Float64Array, Int64Array
+from policy_server.cluster.snapshot import Int64Array
 
 
 class Figures:
@@ -55,23 +55,30 @@ class Columns:
         """Whether the column is not empty."""
         return len(getattr(self._message, field)) > 0
 
-    def figures(self, accepted: Figures) -> Float64Array:
-        """float64 [fields, count]: several columns at once; NaN where a column is empty.
+    def figures(self, accepted: Figures, dtype: type[np.floating[Any]] = np.float64) -> NDArray[Any]:
+        """float [fields, count]: several columns at once; NaN where a column is empty.
+
+        Args:
+            accepted: the fields, and what their values may be.
+            dtype: of the array; that of the fields spares a conversion.
 
         Raises:
             InvalidArgumentError: a column of another length, an empty one where NaN is not accepted, or a value that
                 is not accepted.
         """
-        values = np.empty((len(accepted.fields), self._count))
+        values = np.empty((len(accepted.fields), self._count), dtype)
         for row, field in enumerate(accepted.fields):
             column = self._column(field)
             if column is None and not accepted.accepts_nan:
                 raise self.missing(field, f"give {self._each}")
             values[row] = np.nan if column is None else column
+        smallest, largest = (
+            bound.astype(dtype, copy=False) for bound in (accepted.smallest, accepted.largest)
+        )
         if accepted.accepts_nan:
-            fine = not ((values < accepted.smallest) | (values > accepted.largest)).any()
+            fine = not ((values < smallest) | (values > largest)).any()
         else:
-            fine = bool(((values >= accepted.smallest) & (values <= accepted.largest)).all())
+            fine = bool(((values >= smallest) & (values <= largest)).all())
         if not fine:
             raise self._refused(accepted, values)
         return values
@@ -113,7 +120,7 @@ class Columns:
 
     def missing(self, field: str, remedy: str) -> InvalidArgumentError:
         """An error for a column that is empty and must not be."""
-        return InvalidArgumentError(f"{self._path}.{field}", "no values", remedy)
+        return InvalidArgumentError(f"{self._path}.{field}", None, remedy)
 
     def _column(self, field: str) -> Any:
         column = getattr(self._message, field)
@@ -134,7 +141,7 @@ class Columns:
             place = int(wrong.argmax())
             raise InvalidArgumentError(f"{self._path}.{field}[{place}]", int(values[place]), remedy)
 
-    def _refused(self, accepted: Figures, values: Float64Array) -> InvalidArgumentError:
+    def _refused(self, accepted: Figures, values: NDArray[Any]) -> InvalidArgumentError:
         fine = (values >= accepted.smallest) & (values <= accepted.largest)
         if accepted.accepts_nan:
             fine |= np.isnan(values)

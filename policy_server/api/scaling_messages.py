@@ -176,12 +176,13 @@ def message_from_answer(answer: ScalingAnswer) -> ScaleResponse:
 
 
 def _qos(columns: Columns, requests: Float64Array, limits: Float64Array) -> NDArray[np.uint8]:
-    """uint8 [C]: the classes, none unspecified."""
-    derived = qos_of_resources(requests, limits)
+    """uint8 [C]: the classes, none unspecified. Of a burstable pod a container may have any requests and limits."""
     told = columns.enumeration("qos_class", QosClass)
+    if told is not None and (told == QosClass.BURSTABLE).all():
+        return told
+    derived = qos_of_resources(requests, limits)
     if told is None:
         return derived
-    # A container that is guaranteed by itself may be part of a burstable pod, and so may one without anything.
     unlike = (told != QosClass.UNSPECIFIED) & (told != QosClass.BURSTABLE) & (told != derived)
     if unlike.any():
         row = int(unlike.argmax())
@@ -223,11 +224,11 @@ def _history(
             "history.intervals", intervals, f"at most {MAXIMUM_INTERVALS} are accepted; send the newest"
         )
     columns = Columns(message, "history", intervals * count, f"one per container and interval of {intervals}")
-    measured = columns.figures(_MEASURED)
-    values = np.full((len(MEASURED), max(intervals, 1), count), np.nan)
-    if intervals:
-        values[:_OOM_KILLS] = measured.reshape(-1, intervals, count)
-    values[[_CPU_USAGE, _CPU_LIMIT]] /= _MILLICORES
+    measured = columns.figures(_MEASURED, np.float32)
+    values = np.empty((len(MEASURED), max(intervals, 1), count))
+    values[:_OOM_KILLS] = measured.reshape(-1, intervals, count) if intervals else np.nan
+    values[_CPU_USAGE] /= _MILLICORES
+    values[_CPU_LIMIT] /= _MILLICORES
     values[_OOM_KILLS] = 0.0
     kills = columns.counts("oom_kills")
     if kills is not None:

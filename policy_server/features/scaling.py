@@ -25,7 +25,7 @@ Of the newest interval only, with level(x; a, b) = log(x / a) / log(b / a):
 Of the last ``WINDOW_INTERVALS``, for four intervals say little of how much a container's use varies:
 
 - ``cpu_mean``: level(mean usage / demand; 1/4, 4).
-- ``cpu_peak``: level(largest usage / demand; 1/4, 4).
+- ``cpu_newest``: level(newest usage / demand; 1/4, 4).
 - ``cpu_variation``: v / (1 + v) of the usage's coefficient of variation v.
 - ``throttled_mean``: mean share of throttled periods.
 
@@ -42,10 +42,11 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from policy_server.cluster.containers import Fleet, MeasurementHistory
-from policy_server.cluster.snapshot import Float32Array, Float64Array
+from policy_server.cluster.snapshot import BoolArray, Float32Array, Float64Array, Int64Array
 
 HISTORY_INTERVALS = 4
 WINDOW_INTERVALS = 24
+CPU_PEAK_INTERVALS = 12
 DEFAULT_ECONOMY = 0.5
 SMALLEST_DEMAND_CORES = 0.001
 
@@ -84,7 +85,7 @@ SCALING_SCHEMA = ScalingSchema(
         "node_cpu_allocated",
         "economy",
         "cpu_mean",
-        "cpu_peak",
+        "cpu_newest",
         "cpu_variation",
         "throttled_mean",
     )
@@ -118,24 +119,25 @@ def scaling_features(
     relative_latency = latency / (latency + objective)
     newest_rate, newest_limit = rate[0], limit[0]
     cpu_demand = cpu_demand_cores(history)
-    cpu_mean, cpu_deviation, cpu_peak = _statistics(history, "cpu_usage_cores")
+    cpu_mean, cpu_deviation = _mean_and_deviation(history, "cpu_usage_cores")
+    group = np.unique(fleet.application, return_inverse=True)[1]
     single = (
         np.log1p(newest_rate) / np.log1p(10_000.0),
-        _ratio(newest_rate, _largest_within(newest_rate, fleet.application)),
+        _ratio(newest_rate, _largest_within(newest_rate, group)),
         _level(cpu_demand, SMALLEST_DEMAND_CORES, 4.0),
         _level(_ratio(usage[0], newest_rate), 1e-4, 1.0),
         _level(newest_limit, 0.05, 4.0),
         _level(_recent(history, "memory_limit_bytes")[0], 32 * _MEBIBYTE, 4096 * _MEBIBYTE),
-        _largest_within(relative_latency[0], fleet.application),
+        _largest_within(relative_latency[0], group),
         (
             np.bincount(fleet.node, weights=newest_limit, minlength=len(fleet.node_cpu_cores))
             / fleet.node_cpu_cores
         )[fleet.node],
         economies,
         _level(cpu_mean / cpu_demand, 0.25, 4.0),
-        _level(cpu_peak / cpu_demand, 0.25, 4.0),
+        _level(usage[0] / cpu_demand, 0.25, 4.0),
         _ratio(cpu_deviation, cpu_deviation + cpu_mean),
-        _statistics(history, "throttled_fraction")[0],
+        _mean(history, "throttled_fraction"),
     )
     rows = (
         _ratio(usage, limit),
@@ -145,17 +147,17 @@ def scaling_features(
         _recent(history, "throttled_fraction"),
     )
     features = np.concatenate((*rows, np.stack(single)), axis=0).T
-    bounded: Float32Array = np.clip(features, 0.0, 1.0).astype(np.float32)
+    bounded: Float32Array = np.clip(features, 0.0, 1.0).astype(np.float32, order="C")
     return bounded
 
 
 def cpu_demand_cores(history: MeasurementHistory) -> Float64Array:
-    """float64 [C]: CPU in use, the larger of the newest interval's and the mean of the last four.
+    """float64 [C]: the largest CPU usage of the last minute's intervals, at least 0.001 cores.
 
-    Rises at once and falls slowly, so that a dip in the load is not mistaken for its end. At least 0.001 cores.
+    Rises at once and falls slowly, so that a dip in the load is not mistaken for its end and limits rest.
     """
-    usage = _recent(history, "cpu_usage_cores")
-    demand: Float64Array = np.maximum(np.maximum(usage[0], usage.mean(axis=0)), SMALLEST_DEMAND_CORES)
+    peak = _largest(history, "cpu_usage_cores", CPU_PEAK_INTERVALS)
+    demand: Float64Array = np.maximum(peak, SMALLEST_DEMAND_CORES)
     return demand
 
 
@@ -164,19 +166,38 @@ def memory_demand_bytes(history: MeasurementHistory) -> Float64Array:
 
     Too little memory kills, and freeing it saves little, so memory falls more slowly than CPU.
     """
-    demand: Float64Array = np.maximum(_statistics(history, "memory_usage_bytes")[2], _MEBIBYTE)
+    peak = _largest(history, "memory_usage_bytes", WINDOW_INTERVALS)
+    demand: Float64Array = np.maximum(peak, _MEBIBYTE)
     return demand
 
 
-def _statistics(history: MeasurementHistory, name: str) -> tuple[Float64Array, Float64Array, Float64Array]:
-    """Mean, standard deviation and largest value of what was measured in the window, float64 [C] each; 0 if nothing."""
-    column = history.column(name, WINDOW_INTERVALS)
-    known = np.isfinite(column)
-    measured = np.where(known, column, 0.0)
+def _mean_and_deviation(history: MeasurementHistory, name: str) -> tuple[Float64Array, Float64Array]:
+    """Mean and standard deviation of what was measured in the window, float64 [C] each; 0 if nothing was."""
+    measured, known = _window(history, name, WINDOW_INTERVALS)
     count = np.maximum(known.sum(axis=0), 1)
     mean = measured.sum(axis=0) / count
     deviation = np.sqrt((np.where(known, measured - mean, 0.0) ** 2).sum(axis=0) / count)
-    return mean, deviation, measured.max(axis=0)
+    return mean, deviation
+
+
+def _mean(history: MeasurementHistory, name: str) -> Float64Array:
+    """float64 [C]: mean of what was measured in the window; 0 if nothing."""
+    measured, known = _window(history, name, WINDOW_INTERVALS)
+    mean: Float64Array = measured.sum(axis=0) / np.maximum(known.sum(axis=0), 1)
+    return mean
+
+
+def _largest(history: MeasurementHistory, name: str, intervals: int) -> Float64Array:
+    """float64 [C]: largest of what was measured in the newest ``intervals``; 0 if nothing."""
+    largest: Float64Array = _window(history, name, intervals)[0].max(axis=0)
+    return largest
+
+
+def _window(history: MeasurementHistory, name: str, intervals: int) -> tuple[Float64Array, BoolArray]:
+    """float64 [up to ``intervals``, C], 0 where nothing was measured, and bool, where something was."""
+    column = history.column(name, intervals)
+    known = np.isfinite(column)
+    return np.where(known, column, 0.0), known
 
 
 def _recent(history: MeasurementHistory, name: str) -> Float64Array:
@@ -214,10 +235,9 @@ def _level(values: Float64Array, low: float, high: float) -> Float64Array:
     return level
 
 
-def _largest_within(values: Float64Array, group: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Float64Array:
-    """float64 [C]: the largest value within the row's group."""
-    order = np.unique(group, return_inverse=True)[1]
-    largest = np.zeros(int(order.max(initial=-1)) + 1)
-    np.maximum.at(largest, order, values)
-    within: Float64Array = largest[order]
+def _largest_within(values: Float64Array, group: Int64Array) -> Float64Array:
+    """float64 [C]: the largest value within the row's group; groups are numbered from 0."""
+    largest = np.zeros(int(group.max(initial=-1)) + 1)
+    np.maximum.at(largest, group, values)
+    within: Float64Array = largest[group]
     return within

@@ -172,7 +172,7 @@ def declared_kind(path: Path) -> str:
         kind = json.loads(_read(path, MANIFEST_FILE))["kind"]
     except (BundleError, ValueError, KeyError, TypeError):
         return _DEFAULT_KIND
-    return kind if kind in _KINDS else _DEFAULT_KIND
+    return kind if isinstance(kind, str) and kind in _KINDS else _DEFAULT_KIND
 
 
 def manifest_digest(path: Path) -> str:

@@ -6,17 +6,20 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 
 from policy_server import serving
 from policy_server.cli import main
+from policy_server.client.scaling import scale_request_of_document
 from policy_server.policies.heuristics import HEURISTIC_DISPATCH_NAMES
+from policy_server.policies.scaling import RULE_SCALING_NAMES
 from policy_server.settings import Settings
-from tests.support.models import write_example_bundle
+from tests.support.models import write_example_bundle, write_scaling_bundle
 
 
-def run(*arguments: str, **environment: str) -> Result:
-    return CliRunner().invoke(main, arguments, env=environment)
+def run(*arguments: str, stdin: str | None = None, **environment: str) -> Result:
+    return CliRunner().invoke(main, arguments, input=stdin, env=environment)
 
 
 @pytest.fixture
@@ -92,14 +95,20 @@ def test_wrong_usage(served: list[Settings], arguments: list[str], complaint: st
 def test_policies_lists_bundles_and_heuristics(tmp_path: Path) -> None:
     write_example_bundle(tmp_path, version="1.0.0")
     write_example_bundle(tmp_path, version="1.1.0")
+    write_scaling_bundle(tmp_path)
     result = run("policies", f"--models={tmp_path}", "--json")
     assert result.exit_code == 0
     listed = json.loads(result.stdout)
-    assert [(entry["name"], entry["version"]) for entry in listed[:2]] == [
-        ("kais", "1.1.0"),
-        ("kais", "1.0.0"),
+    assert [(entry["name"], entry["version"], entry["decides"]) for entry in listed[:3]] == [
+        ("kais", "1.1.0", "dispatch"),
+        ("kais", "1.0.0", "dispatch"),
+        ("td3", "1.0.0", "scaling"),
     ]
-    assert [entry["name"] for entry in listed[2:]] == list(HEURISTIC_DISPATCH_NAMES)
+    rules = [(entry["name"], entry["decides"]) for entry in listed[3:]]
+    assert rules == [
+        *((name, "dispatch") for name in HEURISTIC_DISPATCH_NAMES),
+        *((name, "scaling") for name in RULE_SCALING_NAMES),
+    ]
     assert "kais" in run("policies", f"--models={tmp_path}").stdout
 
 
@@ -118,12 +127,51 @@ def test_policies_of_no_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["serve"], ["query"], ["query", "dispatch"], ["query", "state"], ["policies"]]
+    "command",
+    [
+        [],
+        ["serve"],
+        ["query"],
+        ["query", "dispatch"],
+        ["query", "scale"],
+        ["query", "state"],
+        ["policies"],
+    ],
 )
 def test_every_command_has_help(command: list[str]) -> None:
     result = run(*command, "--help")
     assert result.exit_code == 0
     assert "Usage:" in result.output
+
+
+def test_an_example_of_measurements_can_be_asked_for_and_is_sound() -> None:
+    example = run("query", "scale", "--example")
+    assert example.exit_code == 0
+    request = scale_request_of_document(yaml.safe_load(example.stdout))
+    assert len(request.containers.id) == 3
+    asked = run("query", "scale", "-", "--address=127.0.0.1:1", stdin=example.stdout)
+    assert asked.exit_code == 1
+    assert "no server answers at 127.0.0.1:1" in asked.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("containers: [{id: a, colour: red}]", "-: containers[0].colour: unknown; known are id, node"),
+        ('{"containers": 3}', "-: containers: 3; must be a list"),
+        ("a: [", "-: neither JSON nor YAML"),
+    ],
+)
+def test_measurements_that_cannot_be_used(text: str, complaint: str) -> None:
+    result = run("query", "scale", "-", stdin=text)
+    assert result.exit_code == 2
+    assert complaint in result.stderr
+
+
+def test_query_scale_needs_a_file() -> None:
+    result = run("query", "scale")
+    assert result.exit_code == 2
+    assert "--example shows what it may hold" in result.stderr
 
 
 def test_query_where_nobody_listens() -> None:

@@ -17,6 +17,8 @@ from training.scaling.simulation import latency_quantile
 from training.scaling.workload import LEVELS, Load, load_curves, offered_rates
 from training.workloads.seeds import held_out_seed
 
+_MINUTE_INTERVALS = 12
+
 Controller = Callable[[Fleet, MeasurementHistory], tuple[Float64Array, Float64Array]]
 """Decides limits from what was measured: float64 [C] cores and [C] bytes."""
 
@@ -47,10 +49,11 @@ class Hour:
     changes: Float64Array
     latency_seconds: Float64Array
 
-    @property
-    def p99_latency_seconds(self) -> Float64Array:
-        """float64 [n]."""
-        return latency_quantile(self.latency_counts, 0.99)
+    def p99_latency_seconds(self, intervals: int) -> Float64Array:
+        """float64 [n // intervals]: of the requests of so many intervals together."""
+        groups = len(self.latency_counts) // intervals
+        grouped = self.latency_counts[: groups * intervals].reshape(groups, intervals, -1)
+        return latency_quantile(grouped.sum(axis=1), 0.99)
 
 
 def bursty_hour(
@@ -87,7 +90,10 @@ def plot_bursty_hour(path: Path, application: Application, hours: Mapping[str, H
         path,
         seconds=first.seconds,
         requests_per_second=first.requests_per_second,
-        p99_latency_seconds={name: hour.p99_latency_seconds for name, hour in hours.items()},
+        latency_end_seconds=first.seconds[_MINUTE_INTERVALS - 1 :: _MINUTE_INTERVALS],
+        p99_latency_seconds={
+            name: hour.p99_latency_seconds(_MINUTE_INTERVALS) for name, hour in hours.items()
+        },
         cpu_cores={name: hour.cpu_cores for name, hour in hours.items()},
         cpu_usage_cores=first.cpu_usage_cores,
         latency_objective_seconds=application.latency_objective_seconds,

@@ -26,7 +26,7 @@ from training.scaling.simulation import IntervalOutcome
 VIOLATION_PRICE = 10.0
 CPU_PRICE = 0.2
 MEMORY_PRICE = 0.1
-PRESSURE_PRICE = 0.1
+PRESSURE_PRICE = 0.3
 CHANGE_PRICE = 0.03
 ECONOMY_RANGE = 16.0
 

@@ -89,6 +89,7 @@ def plot_hour(
     *,
     seconds: Float64Array,
     requests_per_second: Float64Array,
+    latency_end_seconds: Float64Array,
     p99_latency_seconds: Mapping[str, Float64Array],
     cpu_cores: Mapping[str, Float64Array],
     cpu_usage_cores: Float64Array,
@@ -101,7 +102,8 @@ def plot_hour(
         path: of the picture.
         seconds: float64 [n], end of each interval.
         requests_per_second: float64 [n].
-        p99_latency_seconds: float64 [n] by policy.
+        latency_end_seconds: float64 [m], end of each minute.
+        p99_latency_seconds: float64 [m] by policy.
         cpu_cores: float64 [n] by policy, allocated.
         cpu_usage_cores: float64 [n], in use under the first policy.
         latency_objective_seconds: drawn as a line.
@@ -113,14 +115,17 @@ def plot_hour(
     )
     load.plot(minutes, requests_per_second, color="tab:gray")
     load.set_ylabel("requests per second")
-    for row, (name, values) in enumerate(p99_latency_seconds.items()):
-        latency.plot(minutes, 1000.0 * values, color=f"C{row}", label=name, linewidth=1.2)
+    lines = [
+        (name, {"color": f"C{row}", "label": name, "zorder": 5 - row}) for row, name in enumerate(cpu_cores)
+    ]
+    for name, style in lines:
+        latency.plot(latency_end_seconds / 60.0, 1000.0 * p99_latency_seconds[name], linewidth=1.8, **style)
     latency.axhline(1000.0 * latency_objective_seconds, color="black", linestyle=":", label="objective")
-    latency.set_yscale("log")
-    latency.set_ylabel("99th percentile of latency, ms")
+    latency.set_ylim(bottom=0.0)
+    latency.set_ylabel("99th percentile of latency\nin each minute, ms")
     latency.legend(ncols=4)
-    for row, (name, values) in enumerate(cpu_cores.items()):
-        allocation.plot(minutes, values, color=f"C{row}", label=name, linewidth=1.2)
+    for name, style in lines:
+        allocation.plot(minutes, cpu_cores[name], linewidth=1.3, **style)
     allocation.fill_between(minutes, cpu_usage_cores, color="tab:gray", alpha=0.3, label="in use")
     allocation.set_ylabel("allocated CPU, cores")
     allocation.set_xlabel("minutes")

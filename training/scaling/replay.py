@@ -11,7 +11,7 @@ from training.algorithms.transitions import Transitions
 from training.scaling.objective import COST_PARTS, prices
 
 REWARD_SCALE = 10.0
-LARGEST_COST = 2.0
+LARGEST_COST = 5.0
 """Of a container in an interval; beyond it an outage costs no more, so that few outages do not drown all else."""
 
 

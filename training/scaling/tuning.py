@@ -30,12 +30,12 @@ _HEADROOM = "provisioned_headroom"
 GRIDS: Mapping[str, Mapping[str, Sequence[Any]]] = {
     "static": {_HEADROOM: (2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 6.0)},
     "threshold": {
-        "target_utilisation": (0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65),
-        "history_intervals": (2, 6, 12, 24, 48),
+        "target_utilisation": (0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7),
+        "history_intervals": (6, 12, 24, 48),
         "target_memory_utilisation": (0.87, 0.8, 0.7),
     },
     "percentile": {
-        "percentile": (0.9, 0.95, 1.0),
+        "percentile": (0.9, 1.0),
         "margin": (0.4, 0.6, 0.8, 1.0, 1.3, 1.6),
         "half_life_intervals": (6.0, 12.0, 24.0),
         "memory_margin": (0.15, 0.3),

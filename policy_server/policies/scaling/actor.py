@@ -18,8 +18,8 @@ from policy_server.features.scaling import (
 )
 from policy_server.policies.scaling.policy import Recommendation
 
-CPU_FACTORS = (1.0, 8.0)
-MEMORY_FACTORS = (1.15, 2.0)
+CPU_FACTORS = (0.8, 6.0)
+MEMORY_FACTORS = (1.2, 2.0)
 
 
 def action_to_recommendation(action: Float32Array, history: MeasurementHistory) -> Recommendation:

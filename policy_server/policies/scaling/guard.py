@@ -24,7 +24,13 @@ from policy_server.policies.scaling.actor import ActorScaling
 from policy_server.policies.scaling.batch import ScalingOutcome, ScalingTask
 from policy_server.policies.scaling.policy import Recommendation, ScalingPolicy
 from policy_server.policies.scaling.resize import plan_resizes
-from policy_server.policies.scaling.safety import ScalingSettings, memory_floor, safe_decisions
+from policy_server.policies.scaling.safety import (
+    ResourceDecision,
+    ScalingDecisions,
+    ScalingSettings,
+    memory_floor,
+    safe_decisions,
+)
 from policy_server.policies.scaling.threshold import ThresholdScaling
 
 DEFAULT_FALLBACK = ThresholdScaling()
@@ -186,15 +192,18 @@ class GuardedScaling:
         return DecisionOrigin(self.fallback.name, self.fallback.version, DecisionSource.FALLBACK, reason)
 
 
-def _rounded(decisions: safety.ScalingDecisions, target: Float64Array) -> safety.ScalingDecisions:
-    """The decisions with targets as they are planned, and bounds around them."""
-    cpu, memory = (
-        replace(
-            decision,
-            target=target[:, column],
-            lower_bound=np.minimum(decision.lower_bound, target[:, column]),
-            upper_bound=np.maximum(decision.upper_bound, target[:, column]),
-        )
-        for column, decision in enumerate((decisions.cpu_cores, decisions.memory_bytes))
+def _rounded(decisions: ScalingDecisions, target: Float64Array) -> ScalingDecisions:
+    """The decisions with targets as they are planned, float64 [C, 2], and bounds around them."""
+    return ScalingDecisions(
+        _with_target(decisions.cpu_cores, target[:, 0]), _with_target(decisions.memory_bytes, target[:, 1])
     )
-    return safety.ScalingDecisions(cpu, memory)
+
+
+def _with_target(decision: ResourceDecision, target: Float64Array) -> ResourceDecision:
+    return ResourceDecision(
+        target,
+        np.minimum(decision.lower_bound, target),
+        np.maximum(decision.upper_bound, target),
+        decision.uncapped_target,
+        decision.reason,
+    )

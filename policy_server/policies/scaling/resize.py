@@ -250,10 +250,10 @@ def plan_resizes(
         back_off: waiting times after errors.
     """
     cpu, memory = decisions.cpu_cores, decisions.memory_bytes
-    reason = np.stack((cpu.reason, memory.reason), axis=1)
-    target = np.stack((cpu.target, memory.target), axis=1)
-    lower = np.stack((cpu.lower_bound, memory.lower_bound), axis=1)
-    upper = np.stack((cpu.upper_bound, memory.upper_bound), axis=1)
+    reason = np.array((cpu.reason, memory.reason)).T
+    target = np.array((cpu.target, memory.target)).T
+    lower = np.array((cpu.lower_bound, memory.lower_bound)).T
+    upper = np.array((cpu.upper_bound, memory.upper_bound)).T
     specified = pods.specified
 
     moved = ~_same(target, pods.in_force)
@@ -268,25 +268,30 @@ def plan_resizes(
     unfit = np.where(in_step, moved, (specified < lower) | (specified > upper))
     changes = decided & unfit & ~_same(target, specified)
 
-    attempted = np.where(np.isnan(last.attempted), specified, last.attempted)
-    same_target = (last.status != ResizeStatus.NONE) & (
-        ((attempted >= lower) & (attempted <= upper)) | ~decided
-    ).all(axis=1)
-    waited = last.seconds_since_attempt >= back_off.seconds(last.failures)
-    retry = (last.status == ResizeStatus.ERROR) & waited & decided.any(axis=1)
-    apply = np.where(same_target, retry, changes.any(axis=1))
-
-    hold = np.where(same_target, _HOLD_OF_STATUS[last.status], np.uint8(HoldReason.UNCHANGED))
-    hold = np.where(settable.any(axis=1), hold, HoldReason.NOTHING_TO_SET)
+    apply = changes.any(axis=1)
+    hold = np.where(settable.any(axis=1), HoldReason.UNCHANGED, HoldReason.NOTHING_TO_SET)
+    if last.status.any():
+        attempted = np.where(np.isnan(last.attempted), specified, last.attempted)
+        fitting = ((attempted >= lower) & (attempted <= upper)) | ~decided
+        same_target = (last.status != ResizeStatus.NONE) & fitting.all(axis=1)
+        waited = last.seconds_since_attempt >= back_off.seconds(last.failures)
+        retry = (last.status == ResizeStatus.ERROR) & waited & decided.any(axis=1)
+        apply = np.where(same_target, retry, apply)
+        hold = np.where(same_target & settable.any(axis=1), _HOLD_OF_STATUS[last.status], hold)
     hold = np.where(best_effort, HoldReason.BEST_EFFORT, hold)
-    written = np.where(changes, target, np.nan)
-    requests, limits = requests_and_limits(pods.qos, written, pods.requests, pods.limits)
+    requests, limits = pods.requests, pods.limits
+    if changes.any():
+        requests, limits = requests_and_limits(
+            pods.qos, np.where(changes, target, np.nan), pods.requests, pods.limits
+        )
+        requests = np.where(np.isnan(requests), pods.requests, requests)
+        limits = np.where(np.isnan(limits), pods.limits, limits)
     return ResizePlan(
         apply=apply,
         hold=np.where(apply, HoldReason.UNSPECIFIED, hold).astype(np.uint8),
         target=target,
-        requests=np.where(np.isnan(requests), pods.requests, requests),
-        limits=np.where(np.isnan(limits), pods.limits, limits),
+        requests=requests,
+        limits=limits,
     )
 
 

@@ -291,6 +291,11 @@ def fit_nodes(
     return target - raised * (1.0 - share[node])
 
 
+def _all_fit(target: Float64Array, node: Int64Array, capacity: Float64Array) -> bool:
+    """Whether every node has what its containers are to have, so that steps 5 and 7 change nothing."""
+    return bool((np.bincount(node, weights=target, minlength=len(capacity)) <= capacity).all())
+
+
 def _quotient(numerator: Float64Array, denominator: NDArray[Any]) -> Float64Array:
     """1 where nothing is to be divided, so that nothing is cut."""
     one = np.ones(len(denominator))
@@ -359,21 +364,23 @@ def _decide(
 
     free = moved & ~exempt
     counted = _zero_for_nan(target)
-    shared = share_nodes(counted, np.where(free, _zero_for_nan(use), counted), node, capacity)
-    cut = note(free & (shared < counted * _ROUNDING), ScalingReason.NODE_SHARED)
-    target = np.where(cut, np.maximum(shared, least), target)
+    if not _all_fit(counted, node, capacity):
+        shared = share_nodes(counted, np.where(free, _zero_for_nan(use), counted), node, capacity)
+        cut = note(free & (shared < counted * _ROUNDING), ScalingReason.NODE_SHARED)
+        target = np.where(cut, np.maximum(shared, least), target)
 
     intended = target
     resting = free & limited & within_dead_band(target, limit, settings) & (limit >= least) & (limit <= most)
     target = np.where(note(resting, ScalingReason.WITHIN_DEAD_BAND), limit, target)
 
     counted = _zero_for_nan(target)
-    fitted = fit_nodes(counted, np.where(limited, limit, 0.0), ~free | ~limited, node, capacity)
-    cut = note(free & (fitted < counted * _ROUNDING), ScalingReason.NODE_SHARED)
-    fitted = np.maximum(fitted, least)
-    # What is left of a raise may not be worth it any more.
-    worthless = within_dead_band(fitted, limit, settings) & (limit >= least)
-    target = np.where(cut, np.where(worthless, limit, fitted), target)
+    if not _all_fit(counted, node, capacity):
+        fitted = fit_nodes(counted, np.where(limited, limit, 0.0), ~free | ~limited, node, capacity)
+        cut = note(free & (fitted < counted * _ROUNDING), ScalingReason.NODE_SHARED)
+        fitted = np.maximum(fitted, least)
+        # What is left of a raise may not be worth it any more.
+        worthless = within_dead_band(fitted, limit, settings) & (limit >= least)
+        target = np.where(cut, np.where(worthless, limit, fitted), target)
 
     too_small = np.where(exempt, target, np.maximum(low, intended / (1.0 + settings.raise_band)))
     return ResourceDecision(

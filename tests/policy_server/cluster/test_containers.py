@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -66,3 +68,23 @@ def test_a_fleet_that_contradicts_itself_is_refused(field: str, value: np.ndarra
     columns = {name: getattr(fleet, name) for name in Fleet.__dataclass_fields__} | {field: value}
     with pytest.raises(ContainerError, match=field):
         Fleet(**columns)
+
+
+def test_joined_fleets_keep_their_nodes_and_applications_apart() -> None:
+    first = replace(fleet_of(2, node=[1, 0], cores=4.0), application=np.array([5, 5]))
+    second = fleet_of(1, cores=2.0)
+    joined = Fleet.joined([first, second])
+    np.testing.assert_array_equal(joined.node, [1, 0, 2])
+    np.testing.assert_array_equal(joined.node_cpu_cores, [4, 4, 2])
+    assert joined.application[0] == joined.application[1] != joined.application[2]
+    np.testing.assert_array_equal(joined.latency_objective_seconds, [0.2] * 3)
+
+
+def test_joined_histories_are_as_long_as_the_longest() -> None:
+    short = MeasurementHistory.of([measured(1, cpu_usage_cores=0.9)])
+    long = MeasurementHistory.of([measured(2, cpu_usage_cores=usage) for usage in (0.1, 0.2, 0.3)])
+    joined = MeasurementHistory.joined([long, short])
+    assert (joined.intervals, joined.containers) == (3, 3)
+    np.testing.assert_array_equal(
+        joined.column("cpu_usage_cores"), [[0.1, 0.1, np.nan], [0.2, 0.2, np.nan], [0.3, 0.3, 0.9]]
+    )

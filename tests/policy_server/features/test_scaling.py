@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from policy_server.cluster.containers import MEASURED, Fleet, MeasurementHistory
 from policy_server.features.scaling import (
+    CPU_PEAK_INTERVALS,
     ECONOMY_COLUMN,
     HISTORY_INTERVALS,
     SCALING_SCHEMA,
@@ -31,7 +32,7 @@ def row(history: MeasurementHistory, container: int = 0, fleet: Fleet | None = N
 def test_the_schema() -> None:
     assert len(SCALING_SCHEMA.container) == 33
     assert SCALING_SCHEMA.container[ECONOMY_COLUMN] == "economy"
-    assert SCALING_SCHEMA.hash == "b244c15d0eb27e0df1dcc4d3cf6d17efec5cee58042be96621e5a1b9e45707d4"
+    assert SCALING_SCHEMA.hash == "5d2527645cf183203fd792410437fb31e1e5d0ed8f5ff5518a9179627e468676"
 
 
 def test_any_change_of_the_schema_changes_its_hash() -> None:
@@ -76,24 +77,25 @@ def test_the_formulas() -> None:
     assert found["economy"] == 0.5
     usage = np.array([0.1, 0.2, 0.3, 0.5])
     assert found["cpu_mean"] == pytest.approx(np.log(usage.mean() / 0.5 * 4) / np.log(16))
-    assert found["cpu_peak"] == pytest.approx(0.5)
+    assert found["cpu_newest"] == pytest.approx(0.5)
     assert found["cpu_variation"] == pytest.approx(usage.std() / (usage.std() + usage.mean()))
     assert found["throttled_mean"] == pytest.approx(0.15)
 
 
 def test_the_window_remembers_what_four_intervals_do_not() -> None:
     intervals = [measured()] * 40
-    intervals[-WINDOW_INTERVALS] = measured(cpu_usage_cores=1.5)
-    intervals[-WINDOW_INTERVALS - 1] = measured(cpu_usage_cores=9.0)
-    found = row(MeasurementHistory.of(intervals))
-    assert found["cpu_peak"] == pytest.approx(np.log(3.0 * 4) / np.log(16))
+    intervals[-WINDOW_INTERVALS] = measured(throttled_fraction=0.6)
+    intervals[-WINDOW_INTERVALS - 1] = measured(throttled_fraction=1.0)
+    assert row(MeasurementHistory.of(intervals))["throttled_mean"] == pytest.approx(0.6 / WINDOW_INTERVALS)
 
 
-def test_demand_rises_at_once_and_falls_slowly() -> None:
-    rising = MeasurementHistory.of([measured(cpu_usage_cores=u) for u in (0.1, 0.1, 0.1, 0.9)])
-    falling = MeasurementHistory.of([measured(cpu_usage_cores=u) for u in (5.0, 0.9, 0.9, 0.9, 0.1)])
+def test_demand_rises_at_once_and_falls_after_a_minute() -> None:
+    quiet = [measured(cpu_usage_cores=0.1)] * (CPU_PEAK_INTERVALS - 1)
+    rising = MeasurementHistory.of([*quiet, measured(cpu_usage_cores=0.9)])
+    falling = MeasurementHistory.of([measured(cpu_usage_cores=u) for u in (5.0, 0.9)] + quiet)
     assert cpu_demand_cores(rising)[0] == pytest.approx(0.9)
-    assert cpu_demand_cores(falling)[0] == pytest.approx(0.7)
+    assert cpu_demand_cores(falling)[0] == pytest.approx(0.9)
+    assert row(falling)["cpu_newest"] == pytest.approx(0.0)
     assert cpu_demand_cores(history_of(cpu_usage_cores=0.0))[0] == 0.001
 
 

@@ -9,8 +9,15 @@ from numpy.typing import NDArray
 
 from policy_server.cluster.containers import UNLIMITED, Fleet, MeasurementHistory, Measurements
 from policy_server.policies.scaling import Recommendation
+from policy_server.policies.scaling.batch import ScalingTask
 from policy_server.policies.scaling.policy import ScalingPolicy
-from policy_server.policies.scaling.safety import DEFAULT_SETTINGS, ScalingSettings, decide_scaling
+from policy_server.policies.scaling.resize import LastResizes, PodResources, QosClass
+from policy_server.policies.scaling.safety import (
+    DEFAULT_SETTINGS,
+    Constraints,
+    ScalingSettings,
+    decide_scaling,
+)
 
 MEBIBYTE = 2.0**20
 Array = NDArray[np.float64]
@@ -99,3 +106,32 @@ class Controller:
         cpu, memory = float(decisions.cpu_cores.target[0]), float(decisions.memory_bytes.target[0])
         self.changes += (cpu != self.cpu) + (memory != self.memory)
         self.cpu, self.memory = cpu, memory
+
+
+def task_of(
+    containers: int = 1,
+    intervals: int = 3,
+    *,
+    economy: Any = 0.5,
+    node: list[int] | None = None,
+    cores: float = UNLIMITED,
+    **columns: Any,
+) -> ScalingTask:
+    """Burstable containers whose pods specify what is in force, and request half of it."""
+    history = history_of(containers, intervals, **columns)
+    limits = np.stack((history.newest("cpu_limit_cores"), history.newest("memory_limit_bytes")), axis=1)
+    return ScalingTask(
+        fleet=fleet_of(containers, node=node, cores=cores),
+        history=history,
+        constraints=Constraints.of(DEFAULT_SETTINGS, containers),
+        pods=PodResources(
+            np.full(containers, QosClass.BURSTABLE, np.uint8), limits / 2, limits, limits.copy()
+        ),
+        last=LastResizes(
+            np.zeros(containers, np.uint8),
+            np.full((containers, 2), np.nan),
+            np.zeros(containers, np.int64),
+            np.zeros(containers),
+        ),
+        economy=np.broadcast_to(np.asarray(economy, np.float64), (containers,)).copy(),
+    )

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -245,7 +247,7 @@ def test_the_actor_sees_the_features_and_its_economy() -> None:
     assert isinstance(policy, ScalingPolicy)
     assert seen[0].shape == (3, len(SCALING_SCHEMA.container))
     np.testing.assert_allclose(seen[0][:, ECONOMY_COLUMN], 0.8)
-    np.testing.assert_allclose(recommendation.cpu_cores, 0.5 * np.sqrt(8.0))
+    np.testing.assert_allclose(recommendation.cpu_cores, 0.5 * np.sqrt(0.8 * 6.0))
 
 
 def test_an_actor_that_returns_nan_recommends_nothing_for_that_container() -> None:
@@ -254,3 +256,11 @@ def test_an_actor_that_returns_nan_recommends_nothing_for_that_container() -> No
     assert np.isnan(recommendation.cpu_cores[0])
     assert np.isfinite(recommendation.cpu_cores[1])
     assert np.isfinite(recommendation.memory_bytes).all()
+
+
+def test_documentation_says_how_far_each_policy_looks_back() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "scaling-service.md").read_text()
+    rows = re.findall(r"^\| (`[a-z0-9`, ]+`)(?: and other models)? \| (\d+) \|$", page, re.MULTILINE)
+    documented = {name: int(count) for names, count in rows for name in re.findall(r"`(\w+)`", names)}
+    expected = {name: rule_scaling(name).history_intervals for name in RULE_SCALING_NAMES}
+    assert documented == {"td3": MEAN_ACTOR.history_intervals, **expected}
