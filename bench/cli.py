@@ -208,8 +208,8 @@ def scale(
     from bench.tables import scaling_table
 
     settings = ScalingSettings(containers=containers, repetitions=repetitions, calls=calls)
-    with _errors_reported():
-        with _progress(settings.steps) as on_step:
+    with errors_reported():
+        with progress(settings.steps) as on_step:
             command = partial(policy_server_command, models=models, arguments=server_arguments)
             report = run_scaling(command, policy, settings, on_step)
         document = json.dumps(report.document(), indent=2)
@@ -285,7 +285,7 @@ def extender(
     from bench.extender import MODES, measure_extender
     from bench.tables import extender_table
 
-    with _errors_reported(), _progress(len(nodes) * len(MODES)) as on_step:
+    with errors_reported(), progress(len(nodes) * len(MODES)) as on_step:
         report = measure_extender(nodes, seconds, on_step, server_arguments)
     if as_json:
         click.echo(json.dumps(report.document(), indent=2))
