@@ -13,8 +13,10 @@ from tests.support.serving import equal_endpoints
 async def test_outcomes_refusals_and_requests_in_flight() -> None:
     async with data_plane(equal_endpoints(3), metrics_port=0) as plane:
         streams, _ = await plane.picks_in_flight(2)
-        await plane.exchange(request_headers(), response_headers(served="10.0.0.1:8080"))
-        await plane.exchange(request_headers(), response_headers({":status": "500"}, served="10.0.0.1:8080"))
+        only = ["10.0.0.1:8080"]
+        await plane.exchange(request_headers(subset=only), response_headers(served=only[0]))
+        await plane.exchange(request_headers(subset=only), response_headers(served="10.0.0.2:8080"))
+        await plane.exchange(request_headers(), response_headers({":status": "500"}, served=only[0]))
         await plane.exchange(request_headers(), response_headers())
         await plane.pick()
         await plane.exchange(request_headers(subset=[]))
@@ -33,6 +35,7 @@ async def test_outcomes_refusals_and_requests_in_flight() -> None:
     assert shown == {
         ("policy_envoy_in_flight",): 2,
         ("policy_envoy_outcomes_total", "served"): 1,
+        ("policy_envoy_outcomes_total", "rerouted"): 1,
         ("policy_envoy_outcomes_total", "failed"): 1,
         ("policy_envoy_outcomes_total", "unattributed"): 1,
         ("policy_envoy_outcomes_total", "no_response"): 1,
