@@ -34,6 +34,7 @@ FORBIDDEN = {
                                "policy_server.proto", "policy_server.telemetry", "grpc"),
     "policy_server/policies": ("policy_server.api", "policy_server.kubernetes", "policy_server.proto", "grpc"),
     "policy_server/runtime": ("policy_server.api", "policy_server.proto", "grpc"),
+    "policy_server/api": ("policy_server.envoy", "policy_server.vendored_pool"),
     "policy_server/kubernetes": ("policy_server.api", "policy_server.proto", "policy_server.server", "grpc"),
     "training": ("bench", "policy_server.api", "policy_server.proto", "policy_server.server", "grpc"),
 }  # fmt: skip

@@ -14,7 +14,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from bench.server_process import ServerProcess, free_ports
@@ -75,12 +75,14 @@ class BackEndStats:
         running: Requests holding a worker.
         busy_seconds_total: Time for which workers were held so far, those that are held included.
         completed_total: Requests that were answered so far.
+        asked_at_seconds: When it was asked, on the monotonic clock of who asked.
     """
 
     queued: int
     running: int
     busy_seconds_total: float
     completed_total: int
+    asked_at_seconds: float = 0.0
 
 
 class BackEnds(ServerProcess):
@@ -122,8 +124,9 @@ class BackEnds(ServerProcess):
 
 
 def _read_stats(address: str) -> BackEndStats:
+    asked_at_seconds = time.monotonic()
     with urllib.request.urlopen(f"http://{address}{STATS_PATH}", timeout=_TIMEOUT_SECONDS) as answer:
-        return BackEndStats(**json.load(answer))
+        return replace(BackEndStats(**json.load(answer)), asked_at_seconds=asked_at_seconds)
 
 
 @dataclass

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from bench.envoy.sides import GatewaySide
+from bench.envoy.sides import GatewayRun, GatewaySide
 from bench.latency import Mode, OnStep, SideRuns
 from bench.load.h2load import get_closed_loop
 from bench.load.measurement import Measurement
@@ -71,7 +71,8 @@ def compare_gateways(
         for side in sides:
             on_step(f"{side.name}, warm-up")
             in_flight = settings.connections if mode is Mode.SATURATED else 1
-            warm_up = side.run(_loop(settings, mode, _WARM_UP_REQUESTS * in_flight, headers)).measurement
+            loop = _loop(settings, mode, _WARM_UP_REQUESTS * in_flight, headers)
+            warm_up = _sound_run(side, loop, comparison.void_runs).measurement
             wanted = int(warm_up.requests_per_second * settings.seconds)
             requests[side.name, mode] = max(_LEAST_REQUESTS, wanted)
     for repetition in range(settings.repetitions):
@@ -80,15 +81,20 @@ def compare_gateways(
             for side in (*sides[first:], *sides[:first]):
                 on_step(f"{side.name}, {mode.value.replace('_', ' ')}")
                 loop = _loop(settings, mode, requests[side.name, mode], headers)
-                while True:
-                    try:
-                        comparison.sides[side.name].runs[mode].append(side.run(loop))
-                        break
-                    except VoidRunError as error:
-                        if len(comparison.void_runs) == _MOST_VOID_RUNS:
-                            raise
-                        comparison.void_runs.append(str(error))
+                run = _sound_run(side, loop, comparison.void_runs)
+                comparison.sides[side.name].runs[mode].append(run)
     return comparison
+
+
+def _sound_run(side: GatewaySide, loop: Callable[[str], Measurement], void_runs: list[str]) -> GatewayRun:
+    """A run that may be quoted; void ones are made again and noted in ``void_runs``."""
+    while True:
+        try:
+            return side.run(loop)
+        except VoidRunError as error:
+            if len(void_runs) == _MOST_VOID_RUNS:
+                raise
+            void_runs.append(str(error))
 
 
 def _loop(

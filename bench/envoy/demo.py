@@ -11,6 +11,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from bench.envoy import configuration
 from bench.envoy.back_ends import BackEndPlan, BackEnds, Slowdown
 from bench.envoy.configuration import Balancing, Shipped
@@ -34,7 +36,9 @@ BACK_ENDS = (
     BackEndPlan(0.25),
 )
 _CONNECTIONS = 4
-_MOST_ATTEMPTS = 3
+_MOST_ATTEMPTS = 2
+NOTEWORTHY_STALL_MILLISECONDS = 150.0
+"""Requests leave every 10 ms or so; a longer silence is none of the back ends' doing."""
 _MOST_FAILED_SHARE = 0.2
 
 
@@ -97,6 +101,7 @@ class DemoFigures:
         rps: Requests answered with 200 per second, until the last answer.
         failed: Requests that failed.
         unpicked: Requests that Envoy sent somewhere by itself, because the picker did not answer in time.
+        stall_ms: Longest time in which the load generator sent nothing: others kept the machine busy.
     """
 
     p50_ms: float
@@ -105,6 +110,7 @@ class DemoFigures:
     rps: float
     failed: int
     unpicked: int
+    stall_ms: float
 
 
 def run_demo(plan: DemoPlan, on_contestant: Callable[[str], None]) -> dict[str, DemoFigures]:
@@ -124,14 +130,26 @@ def run_demo(plan: DemoPlan, on_contestant: Callable[[str], None]) -> dict[str, 
     results = {}
     for contestant in plan.contestants:
         on_contestant(contestant.name)
-        for attempt in range(_MOST_ATTEMPTS):
-            try:
-                results[contestant.name] = _run(plan, contestant)
-                break
-            except VoidRunError:
-                if attempt == _MOST_ATTEMPTS - 1:
-                    raise
+        results[contestant.name] = _run_undisturbed(plan, contestant)
     return results
+
+
+def _run_undisturbed(plan: DemoPlan, contestant: Contestant) -> DemoFigures:
+    """A run during which the machine did not stall, if there is one in a few attempts."""
+    figures: DemoFigures | None = None
+    for attempt in range(1, _MOST_ATTEMPTS + 1):
+        try:
+            latest = _run(plan, contestant)
+        except VoidRunError:
+            if figures is None and attempt == _MOST_ATTEMPTS:
+                raise
+            continue
+        if figures is None or latest.stall_ms < figures.stall_ms:
+            figures = latest
+        if figures.stall_ms <= NOTEWORTHY_STALL_MILLISECONDS:
+            break
+    assert figures is not None
+    return figures
 
 
 def _run(plan: DemoPlan, contestant: Contestant) -> DemoFigures:
@@ -190,4 +208,5 @@ def _figures(measurement: Measurement, unpicked: int) -> DemoFigures:
     failed = sum(measurement.failures.values())
     answered_share = 1 - failed / measurement.requests
     rps = round(measurement.requests_per_second * answered_share, 1)
-    return DemoFigures(p50, p90, p99, rps, failed, unpicked)
+    stall_ms = round(float(np.diff(measurement.sent_microseconds).max(initial=0)) / 1e3, 1)
+    return DemoFigures(p50, p90, p99, rps, failed, unpicked, stall_ms)

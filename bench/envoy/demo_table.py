@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from bench.envoy.demo import BACK_ENDS, ENVOYS_OWN, DemoFigures, DemoPlan
+from bench.envoy.demo import BACK_ENDS, ENVOYS_OWN, NOTEWORTHY_STALL_MILLISECONDS, DemoFigures, DemoPlan
 
 
 def demo_table(plan: DemoPlan, results: Mapping[str, DemoFigures]) -> RenderableType:
@@ -51,5 +51,10 @@ def _explanation(plan: DemoPlan, results: Mapping[str, DemoFigures]) -> Text:
         f"{name}: {figures.unpicked} requests were not picked for in time; Envoy balanced them by itself."
         for name, figures in results.items()
         if figures.unpicked
+    ]
+    lines += [
+        f"{name}: the machine stalled for {figures.stall_ms:,.0f} ms meanwhile; run again for better figures."
+        for name, figures in results.items()
+        if figures.stall_ms > NOTEWORTHY_STALL_MILLISECONDS
     ]
     return Text("\n".join(lines), style="dim")

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import urllib.request
 from collections.abc import Sequence
+
+from prometheus_client.parser import text_string_to_metric_families
 
 from bench.commands import policy_server_command
 from bench.server_process import ServerProcess, free_ports
+
+_TIMEOUT_SECONDS = 10.0
 
 
 def request_headers(service: str, access_point: str) -> list[str]:
@@ -25,8 +30,24 @@ class PickerProcess(ServerProcess):
     """
 
     def __init__(self, policy: str | None = None, arguments: Sequence[str] = ()) -> None:
-        port, envoy_port = free_ports(2)
+        port, envoy_port, self._metrics_port = free_ports(3)
         self.picker_address = f"127.0.0.1:{envoy_port}"
-        options = ["--envoy", "--envoy-port", str(envoy_port)]
+        options = ["--envoy", "--envoy-port", str(envoy_port), "--metrics-port", str(self._metrics_port)]
         options += [] if policy is None else ["--policy", policy]
         super().__init__("policy-server", policy_server_command(port, arguments=[*options, *arguments]), port)
+
+    def fallbacks(self) -> int:
+        """Decisions so far that the fallback made in place of the policy asked for.
+
+        Raises:
+            OSError: the server does not tell.
+        """
+        url = f"http://127.0.0.1:{self._metrics_port}/metrics"
+        with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as answer:
+            families = text_string_to_metric_families(answer.read().decode())
+        return sum(
+            int(sample.value)
+            for family in families
+            for sample in family.samples
+            if sample.name == "policy_fallbacks_total"
+        )

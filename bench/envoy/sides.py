@@ -6,12 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from bench.envoy.picker import PickerProcess
 from bench.envoy.process import EnvoyProcess
 from bench.load.errors import LoadError
 from bench.load.measurement import Measurement
 from bench.server_process import ServerProcess
 from bench.sides import Run
 from bench.void import VoidRunError, void_reasons
+
+_MOST_FALLBACK_SHARE = 0.01
 
 
 class Way(StrEnum):
@@ -102,6 +105,7 @@ class GatewaySide:
             served=self.gateway.stat("cluster.back_ends.upstream_rq_completed"),
             asked=0 if self.way is None else self.gateway.stat(self.way.asked_stat),
             unanswered=0 if self.way is None else self.gateway.stat(self.way.unanswered_stat),
+            fallbacks=self.picker.fallbacks() if isinstance(self.picker, PickerProcess) else 0,
         )
 
     def _implausible(self, before: _Counters, after: _Counters, measurement: Measurement) -> list[str]:
@@ -114,6 +118,10 @@ class GatewaySide:
         if after.unanswered > before.unanswered:
             count = after.unanswered - before.unanswered
             reasons.append(f"{count} requests went on without the picker's answer")
+        if after.fallbacks - before.fallbacks > _MOST_FALLBACK_SHARE * sent:
+            reasons.append(
+                f"the fallback policy answered {after.fallbacks - before.fallbacks} of {sent} requests"
+            )
         return reasons
 
 
@@ -124,3 +132,4 @@ class _Counters:
     served: int
     asked: int
     unanswered: int
+    fallbacks: int

@@ -122,9 +122,10 @@ class StateReporter:
     def _report(self, client: Client) -> None:
         began = time.monotonic()
         stats = self._back_ends.stats()
-        load = self._load(stats)
+        newest = max(row.asked_at_seconds for row in stats)
+        load = self._load(stats, newest)
         speeds = self._measured_speeds(began, stats)
-        age_seconds = time.monotonic() - began
+        age_seconds = time.monotonic() - newest
         if self._speeds and all(map(_alike, speeds, self._speeds)):
             delta = LoadDelta(base_version=self._version, load=load)
             request = ReportStateRequest(delta=delta, age_seconds=age_seconds)
@@ -172,7 +173,7 @@ class StateReporter:
             access_points=[AccessPoint(name=ACCESS_POINT)], nodes=nodes, services=[service], replicas=replicas
         )
 
-    def _load(self, stats: Sequence[BackEndStats]) -> Load:
+    def _load(self, stats: Sequence[BackEndStats], newest: float) -> Load:
         nodes = [
             NodeLoad(
                 name=f"node-{position}",
@@ -182,7 +183,12 @@ class StateReporter:
             for position, row in enumerate(stats)
         ]
         replicas = [
-            ReplicaLoad(endpoint=address, queued=row.queued, running=row.running)
+            ReplicaLoad(
+                endpoint=address,
+                queued=row.queued,
+                running=row.running,
+                age_seconds=newest - row.asked_at_seconds,
+            )
             for address, row in zip(self._back_ends.addresses, stats, strict=True)
         ]
         return Load(nodes=nodes, replicas=replicas)

@@ -26,6 +26,7 @@ from policy_server.api.errors import (
 from policy_server.api.figures import BYTES, OPTIONAL_DEADLINE_SECONDS
 from policy_server.api.questions import BatchAnswer, BatchQuestion, DispatchAnswer, DispatchQuestion
 from policy_server.api.resolution import (
+    SubsetRows,
     explain_no_candidate,
     rows_of_endpoints,
     rows_of_indices,
@@ -102,6 +103,7 @@ class DispatchLogic:
         self._policies = policies
         self._metrics = metrics
         self._random = np.random.default_rng()
+        self._subsets = SubsetRows(limits.subset_endpoints)
         self._clock = clock
         self._batcher: MicroBatcher[DispatchQuestion, DispatchAnswer] = MicroBatcher(
             self._decide_one, self._decide_many, window_seconds=batch_window_seconds, clock=clock
@@ -411,7 +413,7 @@ class DispatchLogic:
         deadline_seconds = question.deadline_seconds or float(topology.services.deadline_seconds[service])
         subset = None
         if question.subset is not None:
-            subset = rows_of_endpoints(question.subset, topology, self.limits.subset_endpoints)
+            subset = self._subsets.rows(question.subset, topology)
         return service, access_point, deadline_seconds, subset
 
     def _held(self) -> Held:

@@ -17,6 +17,9 @@ from policy_server.cluster.snapshot import (
     Topology,
 )
 
+MAXIMUM_REMEMBERED_SUBSETS = 1024
+MAXIMUM_REMEMBERED_ENDPOINTS = 128
+
 
 def unknown_name(field: str, name: str, version: int) -> InvalidArgumentError:
     """The error for a name that the state does not hold."""
@@ -40,6 +43,32 @@ def rows_of_endpoints(endpoints: Sequence[str], topology: Topology, limit: int) 
     index = topology.replica_index
     rows = [index[endpoint] for endpoint in endpoints if endpoint in index]
     return np.unique(np.array(rows, np.int32))
+
+
+class SubsetRows:
+    """Remembers the rows of subsets: those that proxies send with every request are few, and the same again and again.
+
+    Args:
+        limit: see :func:`rows_of_endpoints`.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._topology: Topology | None = None
+        self._rows: dict[tuple[str, ...], Int32Array] = {}
+
+    def rows(self, endpoints: Sequence[str], topology: Topology) -> Int32Array:
+        """As :func:`rows_of_endpoints`."""
+        if len(endpoints) > MAXIMUM_REMEMBERED_ENDPOINTS:
+            return rows_of_endpoints(endpoints, topology, self._limit)
+        if topology is not self._topology or len(self._rows) >= MAXIMUM_REMEMBERED_SUBSETS:
+            self._topology = topology
+            self._rows = {}
+        key = tuple(endpoints)
+        rows = self._rows.get(key)
+        if rows is None:
+            rows = self._rows[key] = rows_of_endpoints(endpoints, topology, self._limit)
+        return rows
 
 
 def rows_of_vocabulary(

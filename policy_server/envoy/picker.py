@@ -58,6 +58,7 @@ class Outcome(Enum):
     """How a picked request ended; the value is what metrics call it."""
 
     SERVED = "served"
+    REROUTED = "rerouted"
     FAILED = "failed"
     UNATTRIBUTED = "unattributed"
     NO_RESPONSE = "no_response"
@@ -96,18 +97,19 @@ class PickedRequest:
         if served is None:
             self._picker.count(Outcome.UNATTRIBUTED)
             return
-        endpoint: str | None = self._first
-        if served != endpoint:
-            endpoint = self._picker.endpoint_at(served)
-            if endpoint is None:
-                self._picker.count(Outcome.UNATTRIBUTED)
-                self._lease.end()
-                return
-            if endpoint != self._first:
-                self._lease.move(endpoint)
+        endpoint = self._first if served == self._first else self._picker.endpoint_at(served)
+        if endpoint is None:
+            self._picker.count(Outcome.UNATTRIBUTED)
+            self._lease.end()
+            return
+        if endpoint != self._first:
+            self._lease.move(endpoint)
         if failed:
             # How fast it failed says nothing about how fast it serves.
             self._picker.count(Outcome.FAILED)
+        elif endpoint != self._first:
+            # Nobody tells how much of the time went into the attempts before.
+            self._picker.count(Outcome.REROUTED)
         else:
             self._picker.count(Outcome.SERVED)
             self._picker.observe_latency(endpoint, self._clock() - self._picked_at)

@@ -27,6 +27,9 @@ _ZERO = np.float32(0)
 _ONE = np.float32(1)
 _NO_ROWS = np.zeros(0, np.int64)
 
+MAXIMUM_BLOCKS_WITH_SUBSETS = 4096
+"""Blocks of a snapshot beyond which those of further subsets are not kept: there is no end of subsets."""
+
 
 class CandidateSets:
     """For each pair of access point and service, the replicas that can be reached from there.
@@ -324,13 +327,14 @@ class Candidates:
         subset: Int32Array | None,
         now_seconds: float,
     ) -> _Block:
-        table = self.table
-        if subset is not None:
-            return self._new_block_of_one(sets, service, access_point, subset, now_seconds)
-        block: _Block | None = table.blocks.get((access_point, service))
+        blocks = self.table.blocks
+        key = access_point, service, None if subset is None else subset.tobytes()
+        block: _Block | None = blocks.get(key)
         if block is None or now_seconds > block.holds_until_seconds:
-            block = self._new_block_of_one(sets, service, access_point, None, now_seconds)
-            table.blocks[access_point, service] = block
+            block = self._new_block_of_one(sets, service, access_point, subset, now_seconds)
+            if subset is not None and len(blocks) >= MAXIMUM_BLOCKS_WITH_SUBSETS:
+                return block
+            blocks[key] = block
         self.kept = block
         return block
 

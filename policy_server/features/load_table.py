@@ -105,7 +105,7 @@ class LoadTable:
         service_ready: float64 [systems * W], ready replicas of each service in each system.
         stale_from_seconds: float64 [R], when the figures of each replica become stale, infinity where it has none
             that could; None: all of them together, so that none is to be preferred.
-        blocks: what :mod:`policy_server.features.candidates` keeps per pair of access point and service.
+        blocks: what :mod:`policy_server.features.candidates` keeps per access point, service and subset.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class LoadTable:
             has_figures = sampled_at > -np.inf
             self.stale_from_seconds = np.where(has_figures, sampled_at + maximum_sample_age_seconds, np.inf)
         self.static = static
-        self.blocks: dict[tuple[int, int], Any] = {}
+        self.blocks: dict[tuple[int, int, bytes | None], Any] = {}
         topology, load = snapshot.topology, snapshot.load
         self.ready: BoolArray = load.replica_state == ReplicaState.READY
         self.all_ready = bool(self.ready.all())

@@ -190,6 +190,15 @@ async def test_a_shed_request_is_429_and_says_when_to_retry(shipped: Shipped) ->
         assert (await system.gateway.get()).status_code == 200
 
 
+@pytest.mark.parametrize("shipped", OVERRIDE_HOST)
+async def test_low_priorities_are_shed_when_the_back_ends_are_saturated(shipped: Shipped) -> None:
+    async with running_system(shipped) as system:
+        assert (await system.gateway.get(x_policy_priority="-1")).status_code == 200
+        await system.report(*[Endpoint(running=4, queued=40)] * 3)
+        assert (await system.gateway.get(x_policy_priority="-1")).status_code == 429
+        assert (await system.gateway.get()).status_code == 200
+
+
 @pytest.mark.parametrize("shipped", [Shipped.FAIL_OPEN, Shipped.EXT_AUTHZ])
 async def test_clients_cannot_name_the_endpoint(shipped: Shipped) -> None:
     async with running_system(shipped) as system:

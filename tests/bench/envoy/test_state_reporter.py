@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -26,7 +28,7 @@ class Told:
         self.now = [BackEndStats(0, 0, 0.0, 0), BackEndStats(0, 0, 0.0, 0)]
 
     def stats(self) -> Sequence[BackEndStats]:
-        return list(self.now)
+        return [replace(row, asked_at_seconds=time.monotonic()) for row in self.now]
 
 
 def reporter(server: str, told: Told) -> StateReporter:

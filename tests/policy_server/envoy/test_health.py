@@ -9,7 +9,7 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from tests.support.ext_proc import DataPlane, data_plane, picked, request_headers
+from tests.support.ext_proc import DataPlane, data_plane, response_headers
 from tests.support.serving import equal_endpoints, error_of, running_server
 
 SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
@@ -47,13 +47,10 @@ async def test_ready_from_the_first_state_on_until_the_drain() -> None:
 
 async def test_open_streams_end_with_ok() -> None:
     async with data_plane(equal_endpoints(2), grace_seconds=5.0) as plane:
-        stream = plane.open()
-        assert picked(await stream.ask(request_headers()))
-        silent = plane.open()
-        await silent.send()
+        streams, _ = await plane.picks_in_flight(3)
+        await streams[1].ask(response_headers())
         await asyncio.gather(
-            plane.serving.server.shutdown(drain=False),
-            *(_ends_in_order(one.call) for one in (stream, silent)),
+            plane.serving.server.shutdown(drain=False), *(_ends_in_order(stream.call) for stream in streams)
         )
         assert plane.in_flight == sum(plane.pending) == 0
 

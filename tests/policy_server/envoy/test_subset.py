@@ -102,6 +102,16 @@ async def test_header_of_the_conformance_tests(obeyed: bool) -> None:
             assert status_and_reason(answer)[0] == 503
 
 
+async def test_a_subset_is_looked_up_in_the_state_of_the_moment() -> None:
+    subset = ["10.0.0.1:8080", "10.0.0.9:8080"]
+    async with data_plane(graded_endpoints(2)) as plane:
+        assert await plane.pick(subset=subset) == ["10.0.0.1:8080"]
+        await plane.serving.report(with_endpoints(graded_endpoints(2), ["10.0.0.9:8080", "10.0.0.8:8080"]))
+        assert await plane.pick(subset=subset) == ["10.0.0.9:8080"]
+        await plane.serving.report(graded_endpoints(2))
+        assert await plane.pick(subset=subset) == ["10.0.0.1:8080"]
+
+
 async def test_a_subset_does_not_outlive_its_request() -> None:
     async with data_plane(graded_endpoints(4), envoy_max_endpoints=17) as plane:
         stream = plane.open()

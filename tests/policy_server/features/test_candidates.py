@@ -1,5 +1,6 @@
 """Candidates against a loop over the documented rules and formulas, one request and one replica at a time."""
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,6 +17,7 @@ from policy_server.cluster.snapshot import (
     Snapshot,
     disjoint_union,
 )
+from policy_server.features import candidates as candidates_module
 from policy_server.features.candidates import Candidates, CandidateSets
 from policy_server.features.load_table import LoadTable, TopologyTable
 from policy_server.features.schema import SCHEMA
@@ -470,5 +472,54 @@ def test_candidates_are_kept_per_access_point_and_service_of_a_snapshot() -> Non
     assert first is not None
     assert kept(DispatchQuery(0, 0, 2.0, 5e6)) is first
     assert kept(DispatchQuery(0, 1, 1.0)) is not first
-    assert kept(DispatchQuery(0, 0, 1.0, subset=np.array([0], np.int32))) is None
+    subset = kept(DispatchQuery(0, 0, 1.0, subset=np.array([0], np.int32)))
+    assert subset not in (None, first)
+    assert kept(DispatchQuery(0, 0, 2.0, subset=np.array([0], np.int32))) is subset
+    assert kept(DispatchQuery(0, 0, 1.0, subset=np.array([1], np.int32))) is not subset
     assert candidates_of(snapshot, DispatchQuery(0, 0, 1.0).as_batch()).kept is not first
+
+
+def test_no_end_of_subsets_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(candidates_module, "MAXIMUM_BLOCKS_WITH_SUBSETS", 3)
+    snapshot = one_service_snapshot([Endpoint()] * 8)
+    table, sets = sets_of(snapshot)
+    ledger = Ledger(snapshot.topology)
+    for row in range(8):
+        query = DispatchQuery(0, 0, 1.0, subset=np.array([row], np.int32))
+        candidates = Candidates(table, sets, ledger, query, NOW_SECONDS)
+        assert candidates.replica.tolist() == [row]
+        assert (candidates.kept is None) == (row >= 3)
+    assert Candidates(table, sets, ledger, DispatchQuery(0, 0, 1.0), NOW_SECONDS).kept is not None
+
+
+@given(situations(), st.integers(0, 2**16))
+def test_stale_candidates_are_left_out_where_there_are_fresh_ones(
+    situation: tuple[Snapshot, DispatchQueries, Ledger], seed: int
+) -> None:
+    snapshot, queries, ledger = situation
+    random = np.random.default_rng(seed)
+    replicas = len(snapshot.topology.replicas.endpoints)
+    ages = random.choice([0.0, 1.0, 2.0, 3.0, np.inf], replicas)
+    aged = replace(snapshot, sampled_at_seconds=NOW_SECONDS - ages)
+    static = TopologyTable(aged.topology)
+    table, sets = LoadTable(aged, static, maximum_sample_age_seconds=2.5), CandidateSets(static)
+    for now_seconds in (NOW_SECONDS, NOW_SECONDS + 1, NOW_SECONDS + 2, NOW_SECONDS + 3):
+        stale = np.isfinite(ages) & (ages + (now_seconds - NOW_SECONDS) > 2.5)
+        assert table.stale_count(now_seconds) == stale.sum()
+        together = Candidates(table, sets, ledger, queries, now_seconds)
+        for row in range(len(queries)):
+            everyone = candidates_of(snapshot, row_of(queries, row), ledger).replica.tolist()
+            fresh = [replica for replica in everyone if not stale[replica]]
+            expected = fresh or everyone
+            part = slice(together.offsets[row], together.offsets[row + 1])
+            assert together.replica[part].tolist() == expected
+            alone = Candidates(table, sets, ledger, queries.row(row), now_seconds)
+            assert alone.replica.tolist() == expected
+
+
+def test_figures_of_one_age_leave_nobody_out() -> None:
+    snapshot = one_service_snapshot([Endpoint()] * 3)
+    table = LoadTable(snapshot, TopologyTable(snapshot.topology), maximum_sample_age_seconds=0.1)
+    assert table.fresh(np.arange(3), NOW_SECONDS) == (None, math.inf)
+    assert table.stale_count(NOW_SECONDS) == 3
+    assert table.stale_count(snapshot.taken_at_seconds) == 0

@@ -400,7 +400,9 @@ Global___LinkLoad: _TypeAlias = LinkLoad  # noqa: Y015
 
 @_typing.final
 class Load(_message.Message):
-    """What is going on. Rows that are not listed keep their last value in a delta, and are idle in a full report."""
+    """What is going on. Rows that are not listed keep their last value in a delta, and are idle in a full report: a replica
+    that is not listed there has no figures of its own yet.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
