@@ -156,6 +156,20 @@ async def test_failures_say_nothing_about_speed() -> None:
         assert outcomes(plane) == {"failed": 1, "served": 1}
 
 
+@pytest.mark.parametrize(
+    ("status", "outcome"), [("14", "failed"), ("13", "failed"), ("5", "served"), ("0", "served")]
+)
+async def test_grpc_calls_fail_by_their_own_status(status: str, outcome: str) -> None:
+    ended = response_headers(
+        {":status": "200", "content-type": "application/grpc", "grpc-status": status},
+        served="10.0.0.0:8080",
+        end_of_stream=True,
+    )
+    async with data_plane(graded_endpoints(3)) as plane:
+        await plane.exchange(request_headers(), ended)
+        assert outcomes(plane) == {outcome: 1}
+
+
 async def test_a_request_without_a_response_is_counted_as_such() -> None:
     async with data_plane(graded_endpoints(3)) as plane:
         await plane.pick()
