@@ -118,7 +118,8 @@ def test_policies_of_no_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["serve"], ["query"], ["query", "dispatch"], ["query", "state"], ["policies"]]
+    "command",
+    [[], ["serve"], ["query"], ["query", "dispatch"], ["query", "pick"], ["query", "state"], ["policies"]],
 )
 def test_every_command_has_help(command: list[str]) -> None:
     result = run(*command, "--help")
