@@ -311,6 +311,63 @@ def query_scale(
         asking.print_recommendations(request, response)
 
 
+@query.command("pick")
+@click.option(
+    "--address",
+    default="127.0.0.1:9002",
+    metavar="HOST:PORT",
+    show_default=True,
+    show_envvar=True,
+    envvar=f"{ENVIRONMENT_PREFIX}_ENVOY_ADDRESS",
+    help="Where the server listens for Envoy.",
+)
+@click.option("--authority", default="", help="Host that the request is for.")
+@click.option("--path", default="/", show_default=True, help="Path of the request.")
+@click.option(
+    "--header", "headers", multiple=True, metavar="NAME=VALUE", help="Header of the request; may be repeated."
+)
+@click.option(
+    "--subset",
+    "endpoints",
+    multiple=True,
+    metavar="ENDPOINT",
+    help="Restricts the choice to this endpoint; may be repeated, or list several separated by commas.",
+)
+@_timeout
+@_json
+def query_pick(
+    address: str,
+    authority: str,
+    path: str,
+    headers: Sequence[str],
+    endpoints: Sequence[str],
+    timeout_seconds: float,
+    as_json: bool,
+) -> None:
+    """Ask the endpoint picker about an HTTP request, as Envoy does. Prints the endpoints, best first.
+
+    \b
+    Exit status: 0 endpoints were named; 1 the request is refused, or none answers; 2 wrong usage.
+    """
+    from policy_server.envoy.query import ask_pick
+
+    values = {":method": "GET", ":scheme": "http", ":authority": authority, ":path": path}
+    for header in headers:
+        name, equals, value = header.partition("=")
+        if not (name and equals):
+            raise click.UsageError(f"--header: {header!r}; give NAME=VALUE")
+        values[name.lower()] = value
+    answer = ask_pick(address, values, endpoints or None, timeout_seconds)
+    if as_json:
+        click.echo(json.dumps(asdict(answer), indent=2))
+    else:
+        for endpoint in answer.endpoints:
+            click.echo(endpoint)
+    if not answer.endpoints:
+        click.echo(f"{answer.status or 'no answer'}: {answer.message}", err=True)
+        raise SystemExit(1)
+
+
 @query.command("state")
 @_address
 @_timeout

@@ -38,7 +38,7 @@ def ask_dispatch(address: str, request: DispatchRequest, timeout_seconds: float)
     Raises:
         click.ClickException: the server refuses, or none answers.
     """
-    return _ask(
+    return ask(
         address, lambda channel: DispatchServiceStub(channel).Dispatch(request, timeout=timeout_seconds)
     )
 
@@ -72,7 +72,7 @@ def ask_state(address: str, timeout_seconds: float) -> GetStateResponse:
     Raises:
         click.ClickException: the server refuses, or none answers.
     """
-    return _ask(
+    return ask(
         address,
         lambda channel: StateServiceStub(channel).GetState(GetStateRequest(), timeout=timeout_seconds),
     )
@@ -186,7 +186,12 @@ def print_state(state: GetStateResponse) -> None:
     Console().print(Group(facts, table))
 
 
-def _ask(address: str, call: Callable[[grpc.Channel], MessageT]) -> MessageT:
+def ask(address: str, call: Callable[[grpc.Channel], MessageT]) -> MessageT:
+    """What a call to the server returns.
+
+    Raises:
+        click.ClickException: the server refuses, or none answers.
+    """
     options = (("grpc.max_receive_message_length", -1), ("grpc.enable_retries", 0))
     with grpc.insecure_channel(address, options) as channel:
         try:

@@ -107,12 +107,9 @@ class PickedRequest:
         if failed:
             # How fast it failed says nothing about how fast it serves.
             self._picker.count(Outcome.FAILED)
-        elif endpoint != self._first:
-            # Nobody tells how much of the time went into the attempts before.
-            self._picker.count(Outcome.REROUTED)
-        else:
-            self._picker.count(Outcome.SERVED)
-            self._picker.observe_latency(endpoint, self._clock() - self._picked_at)
+            return
+        self._picker.count(Outcome.SERVED if endpoint == self._first else Outcome.REROUTED)
+        self._picker.observe_latency(endpoint, self._clock() - self._picked_at)
 
     def end(self) -> None:
         """The request has ended, in whichever way. May be called again; it counts once."""

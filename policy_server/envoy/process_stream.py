@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import grpc
+
 from policy_server.envoy import replies
 from policy_server.envoy.addresses import listed
 from policy_server.envoy.names import (
@@ -30,6 +32,19 @@ from policy_server.proto.envoy.service.ext_proc.v3.external_processor_pb2 import
 _NO_ANSWER: tuple[bytes, ...] = ()
 _STATUS = ":status"
 _SERVER_ERROR = "5"
+_GRPC_STATUS = "grpc-status"
+_GRPC_STATUS_HEADER = frozenset({_GRPC_STATUS})
+_GRPC_SERVER_ERRORS = frozenset(
+    str(code.value[0])
+    for code in (
+        grpc.StatusCode.UNKNOWN,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DATA_LOSS,
+    )
+)
 _SERVED_HEADER = frozenset({SERVED_ENDPOINT})
 _STREAMED_BACK = (ProcessingMode.FULL_DUPLEX_STREAMED, ProcessingMode.GRPC)
 
@@ -130,7 +145,7 @@ class ProcessStream:
         if self._picked is None:
             return
         response = request.response_headers
-        self._picked.respond(_served(request), failed=_status(response).startswith(_SERVER_ERROR))
+        self._picked.respond(_served(request), failed=_failed(response))
         if response.end_of_stream:
             self.end()
 
@@ -160,12 +175,17 @@ def _attribute(request: ProcessingRequest, name: str) -> str:
     return ""
 
 
-def _status(response: HttpHeaders) -> str:
+def _failed(response: HttpHeaders) -> bool:
+    """Whether the server failed, by HTTP status or, where a gRPC call ends with its first headers, by that of gRPC."""
     for header in response.headers.headers:
         # The first of all headers, wherever order counts.
         if header.key == _STATUS:
-            return replies.text_of(header)
-    return ""
+            if replies.text_of(header).startswith(_SERVER_ERROR):
+                return True
+            break
+    if not response.end_of_stream:
+        return False
+    return _wanted(response, _GRPC_STATUS_HEADER).get(_GRPC_STATUS) in _GRPC_SERVER_ERRORS
 
 
 def _served(request: ProcessingRequest) -> str | None:

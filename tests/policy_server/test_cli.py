@@ -137,6 +137,7 @@ def test_policies_of_no_directory(tmp_path: Path) -> None:
         ["query", "state"],
         ["policies"],
     ],
+    [[], ["serve"], ["query"], ["query", "dispatch"], ["query", "pick"], ["query", "state"], ["policies"]],
 )
 def test_every_command_has_help(command: list[str]) -> None:
     result = run(*command, "--help")

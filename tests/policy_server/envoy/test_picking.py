@@ -113,8 +113,8 @@ async def test_who_served_is_told_by(told: dict[str, Any]) -> None:
             message.attributes["envoy.filters.http.ext_proc"].update({"upstream.address": attribute})
         assert (await stream.ask(message)).WhichOneof("response") == "response_headers"
         assert plane.pending == [0, 1, 0]
-        # The time also went into attempts before, so it is nobody's.
-        assert all(math.isnan(latency(plane, row)) for row in range(3))
+        assert latency(plane, 1) > 0
+        assert math.isnan(latency(plane, 0))
         assert outcomes(plane) == {"rerouted": 1}
         await stream.finish()
         assert plane.pending == [0, 0, 0]
@@ -154,6 +154,20 @@ async def test_failures_say_nothing_about_speed() -> None:
         )
         assert latency(plane, 0) > 0
         assert outcomes(plane) == {"failed": 1, "served": 1}
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome"), [("14", "failed"), ("13", "failed"), ("5", "served"), ("0", "served")]
+)
+async def test_grpc_calls_fail_by_their_own_status(status: str, outcome: str) -> None:
+    ended = response_headers(
+        {":status": "200", "content-type": "application/grpc", "grpc-status": status},
+        served="10.0.0.0:8080",
+        end_of_stream=True,
+    )
+    async with data_plane(graded_endpoints(3)) as plane:
+        await plane.exchange(request_headers(), ended)
+        assert outcomes(plane) == {outcome: 1}
 
 
 async def test_a_request_without_a_response_is_counted_as_such() -> None:
