@@ -1,4 +1,4 @@
-"""A real Kubernetes control plane on free loopback ports: etcd, kube-apiserver, kube-scheduler. No kubelet."""
+"""A real Kubernetes control plane on free loopback ports. There is no kubelet: nodes are objects."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from bench.server_process import free_port
 
 ValueT = TypeVar("ValueT")
 ASSETS_VARIABLE = "KUBEBUILDER_ASSETS"
-PROGRAMS = ("etcd", "kube-apiserver", "kube-scheduler")
+PROGRAMS = ("etcd", "kube-apiserver", "kube-scheduler", "kube-controller-manager")
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
 NAMESPACE = "/api/v1/namespaces/default"
+DEPLOYMENTS = "/apis/apps/v1/namespaces/default/deployments"
 PATIENCE_SECONDS = 90.0
 
 
@@ -33,6 +34,14 @@ def missing_programs() -> str | None:
         return f"{ASSETS_VARIABLE} does not name a folder with {', '.join(PROGRAMS)}"
     absent = [program for program in PROGRAMS if not os.access(Path(folder) / program, os.X_OK)]
     return f"{ASSETS_VARIABLE}={folder} lacks {', '.join(absent)}" if absent else None
+
+
+_CONTAINER = {
+    "name": "main",
+    "image": "registry.example/service:1",
+    "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}},
+}
+_POD_SPEC = {"containers": [_CONTAINER], "automountServiceAccountToken": False}
 
 
 class ApiError(Exception):
@@ -110,14 +119,23 @@ class ControlPlane:
 
     def add_pod(self, name: str, **labels: str) -> None:
         """A pod that waits for a node."""
-        container = {
-            "name": "main",
-            "image": "registry.example/service:1",
-            "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}},
+        self.request(
+            "POST", f"{NAMESPACE}/pods", {"metadata": {"name": name, "labels": labels}, "spec": _POD_SPEC}
+        )
+
+    def add_deployment(self, name: str, replicas: int) -> None:
+        """A Deployment whose pods have the label ``app`` of that name; needs :meth:`controllers`."""
+        labels = {"app": name}
+        spec = {
+            "replicas": replicas,
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": _POD_SPEC},
         }
-        spec = {"containers": [container], "automountServiceAccountToken": False}
-        pod = {"metadata": {"name": name, "labels": labels}, "spec": spec}
-        self.request("POST", f"{NAMESPACE}/pods", pod)
+        self.request("POST", DEPLOYMENTS, {"metadata": {"name": name}, "spec": spec})
+
+    def pods(self) -> list[str]:
+        """Names of all pods."""
+        return [pod["metadata"]["name"] for pod in self.request("GET", f"{NAMESPACE}/pods")["items"]]
 
     def node_of(self, pod: str) -> str:
         """Waits until the pod is bound and returns the node's name."""
@@ -141,7 +159,18 @@ class ControlPlane:
         """Deletes all pods and nodes."""
         self.request("DELETE", f"{NAMESPACE}/pods?gracePeriodSeconds=0")
         self.request("DELETE", "/api/v1/nodes")
-        eventually(lambda: not self.request("GET", f"{NAMESPACE}/pods")["items"])
+        eventually(lambda: not self.pods())
+
+    @contextmanager
+    def controllers(self) -> Iterator[None]:
+        """Makes pods of Deployments, as long as the context lasts; deletes the Deployments at its end."""
+        arguments = [f"--kubeconfig={self.kubeconfig}", "--controllers=deployment,replicaset"]
+        arguments += ["--leader-elect=false", "--port=0", f"--secure-port={free_port()}"]
+        arguments += [f"--cert-dir={self.folder / secrets.token_hex(4)}", "--bind-address=127.0.0.1"]
+        with running("kube-controller-manager", arguments, self.folder):
+            yield
+        for collection in (DEPLOYMENTS, DEPLOYMENTS.replace("deployments", "replicasets")):
+            self.request("DELETE", f"{collection}?propagationPolicy=Background")
 
     @contextmanager
     def scheduler(self, configuration: str) -> Iterator[None]:

@@ -45,9 +45,11 @@ class PlacementFacts:
 
     @property
     def too_small(self) -> BoolArray:
-        """bool [M]: whether the pod would not fit the node if it were empty."""
-        too_small: BoolArray = (self.cpu_millicores > self.node_cpu_millicores) | (
-            self.memory_bytes > self.node_memory_bytes
+        """bool [M]: whether the pod would not fit the node if it were empty, or the node has nothing to give."""
+        too_small: BoolArray = (
+            (self.cpu_millicores > self.node_cpu_millicores)
+            | (self.memory_bytes > self.node_memory_bytes)
+            | (self.node_memory_bytes <= 0)
         )
         return too_small
 

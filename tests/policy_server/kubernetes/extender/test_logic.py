@@ -188,6 +188,15 @@ def test_nodes_without_room_get_nothing() -> None:
     assert policy.queries[0].nodes.tolist() == [0, 1]
 
 
+def test_a_node_with_nothing_to_give_spoils_nothing() -> None:
+    snapshot = one_service_snapshot([Endpoint()] * 3)
+    services = replace(snapshot.topology.services, memory_bytes=np.zeros(1, np.float32))
+    snapshot = replace(snapshot, topology=replace(snapshot.topology, services=services))
+    nodes = [node("node-0", memory="0"), node("node-1"), node("node-2")]
+    outcome = logic(Recording()).prioritize(by_object(nodes, pod(memory="0")), snapshot)
+    assert scores(outcome) == {"node-0": 0, "node-1": 0, "node-2": 10}
+
+
 def test_what_the_policy_is_told() -> None:
     snapshot = one_service_snapshot([Endpoint()] * 3)
     replicas = replace(snapshot.topology.replicas, node=np.array([2, 2, 2], np.int32))
