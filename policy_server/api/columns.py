@@ -89,7 +89,7 @@ class Columns:
         Raises:
             InvalidArgumentError: no such column, one of another length, or a row that there is not.
         """
-        values = self.counts(field)
+        values = self.counts(field) if self._count else np.zeros(0, np.int64)
         if values is None:
             raise self.missing(field, f"give {self._each}, an index into {vocabulary}")
         self._require_below(

@@ -259,7 +259,8 @@ def plan_resizes(
     moved = ~_same(target, pods.in_force)
     down = _CAPPED_BY_NODE[reason]
     down[:, 1] &= np.floor(target[:, 1] / MEMORY_QUANTUM_BYTES) * MEMORY_QUANTUM_BYTES >= memory_floor
-    target = np.where(moved, quantised(target, down), target)
+    # A limit of zero would be none.
+    target = np.where(moved, np.maximum(quantised(target, down), _QUANTA), target)
 
     best_effort = pods.qos == QosClass.BEST_EFFORT
     settable = np.isfinite(specified) & ~best_effort[:, None]

@@ -180,6 +180,11 @@ def test_what_a_node_caps_is_rounded_down_but_not_below_the_memory_in_use() -> N
     assert in_use.target[0, 1] == 301 * MEBIBYTE
 
 
+def test_a_limit_is_never_written_as_zero() -> None:
+    tiny = planned([1e-5, 100.0], reason=ScalingReason.NODE_SHARED)
+    np.testing.assert_allclose(tiny.limits[0], [0.001, MEBIBYTE])
+
+
 def test_best_effort_and_containers_without_fields_get_nothing() -> None:
     assert verdict(NOTHING, specified=NOTHING, qos=QosClass.BEST_EFFORT) == (False, HoldReason.BEST_EFFORT)
     plan = planned(LARGE, specified=NOTHING, qos=QosClass.BURSTABLE)
