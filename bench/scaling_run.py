@@ -205,6 +205,9 @@ def _compare(
         _ask(process.address, request)
     below, above = _figures(runs["echo"]), _figures(runs["scale"])
     origin = answer.provenances[0]
+    named = ScaleRequest()
+    named.CopyFrom(request)
+    named.policy = origin.policy
     return ScalingFigures(
         echo=below,
         scale=above,
@@ -219,7 +222,7 @@ def _compare(
             )
         ),
         cpu_us_per_container=round(above.cpu_us / count, 2),
-        in_process_p50_us=measure_scaling(message, settings.calls, models),
+        in_process_p50_us=measure_scaling(named.SerializeToString(), settings.calls, models),
         policy=f"{origin.policy} {origin.policy_version}",
         request_bytes=len(message),
         response_bytes=answer.ByteSize(),
