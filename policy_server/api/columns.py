@@ -136,9 +136,8 @@ class Columns:
         return column
 
     def _require_below(self, field: str, values: Int64Array, end: int, remedy: str) -> None:
-        wrong = (values < 0) | (values >= end)
-        if wrong.any():
-            place = int(wrong.argmax())
+        if len(values) and (values.min() < 0 or values.max() >= end):
+            place = int(((values < 0) | (values >= end)).argmax())
             raise InvalidArgumentError(f"{self._path}.{field}[{place}]", int(values[place]), remedy)
 
     def _refused(self, accepted: Figures, values: NDArray[Any]) -> InvalidArgumentError:

@@ -227,7 +227,7 @@ def written(
     qos: QosClass, target: list[float], requests: list[float], limits: list[float]
 ) -> tuple[list[float], list[float]]:
     request, limit = requests_and_limits(
-        np.array([qos], np.uint8), np.array([target]), np.array([requests]), np.array([limits])
+        np.array([qos], np.uint8), quantised(np.array([target])), np.array([requests]), np.array([limits])
     )
     return request[0].tolist(), limit[0].tolist()
 
