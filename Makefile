@@ -27,8 +27,9 @@ $(STAMP): pyproject.toml constraints.txt
 	} || echo "h2load is missing: policy-bench uses a slower client. Debian has it: apt-get install nghttp2-client"
 	touch $@
 
-demo: env ## Serve the shipped policy, replay a trace as real gRPC calls, compare with three baselines.
+demo: env ## Serve the shipped policies: dispatch a trace, scale through an hour with a burst; compare with baselines.
 	$(RUN)/policy-bench demo
+	$(RUN)/policy-bench demo-scale
 
 demo-envoy: env ## A real Envoy with our endpoint picker, against Envoy's own balancing, on back ends of changing speed.
 	$(RUN)/policy-bench demo-envoy
@@ -60,11 +61,13 @@ protos: env ## Generate policy_server/proto from protos/.
 bench: env ## Latency of the server beside an echo server.
 	$(RUN)/policy-bench latency
 
-evaluate: env ## The dispatch policies on held-out seeds, all four patterns.
+evaluate: env ## The dispatch policies on held-out seeds, all four patterns; the scaling policies at both loads.
 	for workload in P1 P2 P3 P4; do $(RUN)/policy-train evaluate dispatch --workload $$workload || exit 1; done
+	for load in normal high; do $(RUN)/policy-train evaluate scale --load $$load || exit 1; done
 
-train: env ## Train the dispatch policy anew (about half an hour on two idle cores).
+train: env ## Train dispatch (about half an hour on two idle cores) and scaling (five minutes) anew.
 	$(RUN)/policy-train dispatch --run runs/dispatch
+	$(RUN)/policy-train scale --run runs/td3
 
 clean: ## Remove .venv and caches.
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

@@ -211,7 +211,7 @@ def scale(
     with errors_reported():
         with progress(settings.steps) as on_step:
             command = partial(policy_server_command, models=models, arguments=server_arguments)
-            report = run_scaling(command, policy, settings, on_step)
+            report = run_scaling(command, policy, settings, on_step, models)
         document = json.dumps(report.document(), indent=2)
         if output is not None:
             output.write_text(document + "\n", encoding="utf-8")

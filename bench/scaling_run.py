@@ -22,6 +22,7 @@ from bench.load.errors import LoadError
 from bench.load.measurement import latency_histogram
 from bench.load.plans import ClosedLoop
 from bench.load.target import Target
+from bench.scaling_in_process import measure_scaling
 from bench.scaling_scenario import INTERVALS, generate_scale_request
 from bench.server_process import ServerProcess, free_port
 from bench.sides import Run, measured_run
@@ -90,6 +91,7 @@ class ScalingFigures:
         scale: The server under test.
         ratio: The one over the other.
         cpu_us_per_container: CPU time of the server under test.
+        in_process_p50_us: Its own part of a call, without gRPC, in a loop.
         policy: That answered, with its version.
         request_bytes: Size of the serialized request.
         response_bytes: Size of the serialized response, the same for both servers.
@@ -99,6 +101,7 @@ class ScalingFigures:
     scale: CallFigures
     ratio: ScalingRatio
     cpu_us_per_container: float
+    in_process_p50_us: float
     policy: str
     request_bytes: int
     response_bytes: int
@@ -130,7 +133,11 @@ class ScalingReport:
 
 
 def run_scaling(
-    command: Callable[[int], Sequence[str]], policy: str, settings: ScalingSettings, on_step: OnStep
+    command: Callable[[int], Sequence[str]],
+    policy: str,
+    settings: ScalingSettings,
+    on_step: OnStep,
+    models: Path | None = None,
 ) -> ScalingReport:
     """Starts the server under test with ``command(port)`` and, for each number of containers, its echo.
 
@@ -139,6 +146,7 @@ def run_scaling(
         policy: To ask for; empty: the active one.
         settings: How many and how often.
         on_step: Called before each of ``settings.steps`` runs with a description of it.
+        models: Directory of model bundles for what is measured inside the process; None: those that ship.
 
     Raises:
         VoidRunError: a run must not be quoted.
@@ -154,7 +162,7 @@ def run_scaling(
     port = free_port()
     with ServerProcess("policy-server", command(port), port) as process:
         figures = {
-            str(count): _compare(process, generate_scale_request(count, policy), settings, on_step)
+            str(count): _compare(process, generate_scale_request(count, policy), settings, on_step, models)
             for count in settings.containers
         }
     budgets = judge(SCALING_BUDGETS, {"containers": {name: asdict(row) for name, row in figures.items()}})
@@ -169,7 +177,11 @@ def run_scaling(
 
 
 def _compare(
-    process: ServerProcess, request: ScaleRequest, settings: ScalingSettings, on_step: OnStep
+    process: ServerProcess,
+    request: ScaleRequest,
+    settings: ScalingSettings,
+    on_step: OnStep,
+    models: Path | None,
 ) -> ScalingFigures:
     answer = _ask(process.address, request)
     message = request.SerializeToString()
@@ -193,6 +205,9 @@ def _compare(
         _ask(process.address, request)
     below, above = _figures(runs["echo"]), _figures(runs["scale"])
     origin = answer.provenances[0]
+    named = ScaleRequest()
+    named.CopyFrom(request)
+    named.policy = origin.policy
     return ScalingFigures(
         echo=below,
         scale=above,
@@ -207,6 +222,7 @@ def _compare(
             )
         ),
         cpu_us_per_container=round(above.cpu_us / count, 2),
+        in_process_p50_us=measure_scaling(named.SerializeToString(), settings.calls, models),
         policy=f"{origin.policy} {origin.policy_version}",
         request_bytes=len(message),
         response_bytes=answer.ByteSize(),

@@ -64,6 +64,7 @@ def scaling_table(report: ScalingReport) -> RenderableType:
             ("", "server CPU, us", row.echo.cpu_us, row.scale.cpu_us, row.ratio.cpu),
         ):
             table.add_row(label, figure, _number(below), _number(above), _number(ratio, 2), "", "")
+        table.add_row("", "without gRPC, us", "", _number(row.in_process_p50_us), "", "", "")
         table.add_section()
     return table
 

@@ -47,7 +47,7 @@ class Settings:
     scaling_policy: Annotated[
         str | None,
         About(
-            "Scaling policy for requests that name none; by default the first loaded model, else the rule."
+            "Scaling policy for requests that name none; by default td3, else any model, else the fallback."
         ),
     ] = None
     scaling_fallback: Annotated[str, About("Scaling rule that answers when a policy cannot.")] = "threshold"

@@ -33,13 +33,20 @@ FORBIDDEN = {
     "policy_server/features": ("policy_server.policies", "policy_server.runtime", "policy_server.api",
                                "policy_server.proto", "policy_server.telemetry", "grpc"),
     "policy_server/policies": ("policy_server.api", "policy_server.kubernetes", "policy_server.proto", "grpc"),
+    "policy_server/client": ("policy_server.policies", "policy_server.features", "policy_server.cluster",
+                             "policy_server.runtime", "policy_server.api", "policy_server.server"),
     "policy_server/runtime": ("policy_server.api", "policy_server.proto", "grpc"),
     "policy_server/api": ("policy_server.envoy", "policy_server.vendored_pool"),
     "policy_server/kubernetes": ("policy_server.api", "policy_server.proto", "policy_server.server", "grpc"),
     "training": ("bench", "policy_server.api", "policy_server.proto", "policy_server.server", "grpc"),
 }  # fmt: skip
 
-SIMULATING = {"bench/demo.py", "bench/demo_command.py"}
+SIMULATING = {
+    "bench/demo.py",
+    "bench/demo_command.py",
+    "bench/scaling_demo.py",
+    "bench/scaling_demo_command.py",
+}
 """The only modules of bench that may use training: they need a cluster to ask questions about."""
 
 

@@ -89,7 +89,7 @@ class Columns:
         Raises:
             InvalidArgumentError: no such column, one of another length, or a row that there is not.
         """
-        values = self.counts(field)
+        values = self.counts(field) if self._count else np.zeros(0, np.int64)
         if values is None:
             raise self.missing(field, f"give {self._each}, an index into {vocabulary}")
         self._require_below(
@@ -136,9 +136,8 @@ class Columns:
         return column
 
     def _require_below(self, field: str, values: Int64Array, end: int, remedy: str) -> None:
-        wrong = (values < 0) | (values >= end)
-        if wrong.any():
-            place = int(wrong.argmax())
+        if len(values) and (values.min() < 0 or values.max() >= end):
+            place = int(((values < 0) | (values >= end)).argmax())
             raise InvalidArgumentError(f"{self._path}.{field}[{place}]", int(values[place]), remedy)
 
     def _refused(self, accepted: Figures, values: NDArray[Any]) -> InvalidArgumentError:

@@ -21,6 +21,8 @@ from policy_server.cluster.snapshot import BoolArray, Float64Array
 from policy_server.policies.decision_origin import DecisionOrigin
 from policy_server.policies.scaling.batch import ScalingTask
 from policy_server.policies.scaling.resize import (
+    CPU_QUANTUM_CORES,
+    MEMORY_QUANTUM_BYTES,
     LastResizes,
     PodResources,
     QosClass,
@@ -50,12 +52,15 @@ _SPECIFIED = Figures(
         "memory_limit_bytes": figures.MEMORY_BYTES,
     }
 )
+# A limit of less than one quantum would be written as zero, which means none.
+_BOUND_MILLICORES = Range(CPU_QUANTUM_CORES * _MILLICORES, 1e9)
+_BOUND_BYTES = Range(MEMORY_QUANTUM_BYTES, 1e18)
 _BOUNDS = Figures(
     {
-        "smallest_cpu_millicores": figures.CPU_MILLICORES,
-        "smallest_memory_bytes": figures.MEMORY_BYTES,
-        "largest_cpu_millicores": figures.CPU_MILLICORES,
-        "largest_memory_bytes": figures.MEMORY_BYTES,
+        "smallest_cpu_millicores": _BOUND_MILLICORES,
+        "smallest_memory_bytes": _BOUND_BYTES,
+        "largest_cpu_millicores": _BOUND_MILLICORES,
+        "largest_memory_bytes": _BOUND_BYTES,
     }
 )
 _AGE = Figures({"sample_age_seconds": _AGE_SECONDS})
@@ -226,7 +231,7 @@ def _history(
     columns = Columns(message, "history", intervals * count, f"one per container and interval of {intervals}")
     measured = columns.figures(_MEASURED, np.float32)
     values = np.empty((len(MEASURED), max(intervals, 1), count))
-    values[:_OOM_KILLS] = measured.reshape(-1, intervals, count) if intervals else np.nan
+    values[:_OOM_KILLS] = measured.reshape(_OOM_KILLS, intervals, count) if intervals else np.nan
     values[_CPU_USAGE] /= _MILLICORES
     values[_CPU_LIMIT] /= _MILLICORES
     values[_OOM_KILLS] = 0.0

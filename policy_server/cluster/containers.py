@@ -171,6 +171,11 @@ class MeasurementHistory:
         column: Float64Array = self._values[_ROW[name]]
         return column if intervals is None else column[-intervals:]
 
+    def newest_intervals(self, intervals: int) -> Float64Array:
+        """float64 [len(MEASURED), up to ``intervals``, C]: of everything, oldest first; read only."""
+        newest: Float64Array = self._values[:, -intervals:]
+        return newest
+
     def newest(self, name: str) -> Float64Array:
         """float64 [C]: the newest interval of one of ``MEASURED``."""
         newest: Float64Array = self._values[_ROW[name], -1]

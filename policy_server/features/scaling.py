@@ -41,7 +41,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from policy_server.cluster.containers import Fleet, MeasurementHistory
+from policy_server.cluster.containers import MEASURED, Fleet, MeasurementHistory
 from policy_server.cluster.snapshot import BoolArray, Float32Array, Float64Array, Int64Array
 
 HISTORY_INTERVALS = 4
@@ -51,6 +51,7 @@ DEFAULT_ECONOMY = 0.5
 SMALLEST_DEMAND_CORES = 0.001
 
 _MEBIBYTE = 2.0**20
+_RATE, _LATENCY = (MEASURED.index(name) for name in ("requests_per_second", "latency_seconds"))
 
 
 @dataclass(frozen=True)
@@ -112,41 +113,44 @@ def scaling_features(
     economies = np.broadcast_to(np.asarray(economy, np.float64), (len(fleet),))
     if not ((economies >= 0) & (economies <= 1)).all():
         raise ValueError(f"economy: {economy}; must be between 0 and 1")
-    usage, limit = _recent(history, "cpu_usage_cores"), _recent(history, "cpu_limit_cores")
-    rate = _recent(history, "requests_per_second")
-    latency = _recent_latency(history)
-    objective = fleet.latency_objective_seconds
-    relative_latency = latency / (latency + objective)
-    newest_rate, newest_limit = rate[0], limit[0]
+    recent = _recent(history)
+    usage, limit, rate = recent["cpu_usage_cores"], recent["cpu_limit_cores"], recent["requests_per_second"]
+    latency = recent["latency_seconds"]
+    relative_latency = latency / (latency + fleet.latency_objective_seconds)
+    newest_rate, newest_limit, mean_rate = rate[0], limit[0], rate.mean(axis=0)
     cpu_demand = cpu_demand_cores(history)
     cpu_mean, cpu_deviation = _mean_and_deviation(history, "cpu_usage_cores")
     group = np.unique(fleet.application, return_inverse=True)[1]
-    single = (
-        np.log1p(newest_rate) / np.log1p(10_000.0),
-        _ratio(newest_rate, _largest_within(newest_rate, group)),
-        _level(cpu_demand, SMALLEST_DEMAND_CORES, 4.0),
-        _level(_ratio(usage[0], newest_rate), 1e-4, 1.0),
-        _level(newest_limit, 0.05, 4.0),
-        _level(_recent(history, "memory_limit_bytes")[0], 32 * _MEBIBYTE, 4096 * _MEBIBYTE),
-        _largest_within(relative_latency[0], group),
+    node_limits = np.bincount(fleet.node, weights=newest_limit, minlength=len(fleet.node_cpu_cores))
+    level = _levels(
+        (cpu_demand, SMALLEST_DEMAND_CORES, 4.0),
+        (_ratio(usage[0], newest_rate), 1e-4, 1.0),
+        (newest_limit, 0.05, 4.0),
+        (recent["memory_limit_bytes"][0], 32 * _MEBIBYTE, 4096 * _MEBIBYTE),
+        (cpu_mean / cpu_demand, 0.25, 4.0),
+        (usage[0] / cpu_demand, 0.25, 4.0),
+    )
+    features = np.concatenate(
         (
-            np.bincount(fleet.node, weights=newest_limit, minlength=len(fleet.node_cpu_cores))
-            / fleet.node_cpu_cores
-        )[fleet.node],
-        economies,
-        _level(cpu_mean / cpu_demand, 0.25, 4.0),
-        _level(usage[0] / cpu_demand, 0.25, 4.0),
-        _ratio(cpu_deviation, cpu_deviation + cpu_mean),
-        _mean(history, "throttled_fraction"),
-    )
-    rows = (
-        _ratio(usage, limit),
-        _ratio(_recent(history, "memory_usage_bytes"), _recent(history, "memory_limit_bytes")),
-        relative_latency,
-        np.where(rate > 0, _ratio(rate, rate + rate.mean(axis=0)), np.where(rate.mean(axis=0) > 0, 0.0, 0.5)),
-        _recent(history, "throttled_fraction"),
-    )
-    features = np.concatenate((*rows, np.stack(single)), axis=0).T
+            _ratio(usage, limit),
+            _ratio(recent["memory_usage_bytes"], recent["memory_limit_bytes"]),
+            relative_latency,
+            np.where(rate > 0, _ratio(rate, rate + mean_rate), np.where(mean_rate > 0, 0.0, 0.5)),
+            recent["throttled_fraction"],
+            (
+                np.log1p(newest_rate) / np.log1p(10_000.0),
+                _ratio(newest_rate, _largest_within(newest_rate, group)),
+            ),
+            level[:4],
+            (
+                _largest_within(relative_latency[0], group),
+                (node_limits / fleet.node_cpu_cores)[fleet.node],
+                economies,
+            ),
+            level[4:],
+            (_ratio(cpu_deviation, cpu_deviation + cpu_mean), _mean(history, "throttled_fraction")),
+        )
+    ).T
     bounded: Float32Array = np.clip(features, 0.0, 1.0).astype(np.float32, order="C")
     return bounded
 
@@ -200,29 +204,31 @@ def _window(history: MeasurementHistory, name: str, intervals: int) -> tuple[Flo
     return np.where(known, column, 0.0), known
 
 
-def _recent(history: MeasurementHistory, name: str) -> Float64Array:
-    """float64 [HISTORY_INTERVALS, C], newest first, gaps filled."""
-    return _filled(history.column(name, HISTORY_INTERVALS))
+def _recent(history: MeasurementHistory) -> dict[str, Float64Array]:
+    """Each of ``MEASURED``, float64 [HISTORY_INTERVALS, C], newest first, gaps filled.
+
+    Latency without requests is zero, for then there is none to be missing.
+    """
+    values = history.newest_intervals(HISTORY_INTERVALS)
+    idle = (values[_RATE] == 0) & np.isnan(values[_LATENCY])
+    if idle.any():
+        values = values.copy()
+        values[_LATENCY][idle] = 0.0
+    return dict(zip(MEASURED, _filled(values), strict=True))
 
 
-def _recent_latency(history: MeasurementHistory) -> Float64Array:
-    """As :func:`_recent`; zero where there were no requests, for then there is no latency to be missing."""
-    latency = history.column("latency_seconds", HISTORY_INTERVALS)
-    idle = history.column("requests_per_second", HISTORY_INTERVALS) == 0
-    return _filled(np.where(idle & np.isnan(latency), 0.0, latency))
-
-
-def _filled(column: Float64Array) -> Float64Array:
-    """Turns [up to HISTORY_INTERVALS, C], oldest first, into [HISTORY_INTERVALS, C], newest first and finite."""
-    finite = np.isfinite(column)
-    if len(column) == HISTORY_INTERVALS and finite.all():
-        return column[::-1]
-    filled = np.full((HISTORY_INTERVALS, column.shape[1]), np.nan)
-    filled[: len(column)] = np.where(finite, column, np.nan)[::-1]
+def _filled(values: Float64Array) -> Float64Array:
+    """Turns [M, up to HISTORY_INTERVALS, C], oldest first, into [M, HISTORY_INTERVALS, C], newest first and finite."""
+    finite = np.isfinite(values)
+    measures, intervals, containers = values.shape
+    if intervals == HISTORY_INTERVALS and finite.all():
+        return values[:, ::-1]
+    filled = np.full((measures, HISTORY_INTERVALS, containers), np.nan)
+    filled[:, :intervals] = np.where(finite, values, np.nan)[:, ::-1]
     for age in range(1, HISTORY_INTERVALS):
-        filled[age] = np.where(np.isnan(filled[age]), filled[age - 1], filled[age])
+        filled[:, age] = np.where(np.isnan(filled[:, age]), filled[:, age - 1], filled[:, age])
     for age in range(HISTORY_INTERVALS - 2, -1, -1):
-        filled[age] = np.where(np.isnan(filled[age]), filled[age + 1], filled[age])
+        filled[:, age] = np.where(np.isnan(filled[:, age]), filled[:, age + 1], filled[:, age])
     return np.asarray(np.nan_to_num(filled))
 
 
@@ -230,9 +236,13 @@ def _ratio(numerator: Float64Array, denominator: Float64Array) -> Float64Array:
     return np.divide(numerator, denominator, out=np.zeros_like(numerator), where=denominator > 0)
 
 
-def _level(values: Float64Array, low: float, high: float) -> Float64Array:
-    level: Float64Array = np.log(np.maximum(values, low) / low) / np.log(high / low)
-    return level
+def _levels(*scales: tuple[Float64Array, float, float]) -> Float64Array:
+    """float64 [scales, C]: level(x; low, high) of each."""
+    values = np.array([values for values, _, _ in scales])
+    low = np.array([[low] for _, low, _ in scales])
+    high = np.array([[high] for _, _, high in scales])
+    levels: Float64Array = np.log(np.maximum(values, low) / low) / np.log(high / low)
+    return levels
 
 
 def _largest_within(values: Float64Array, group: Int64Array) -> Float64Array:

@@ -11,6 +11,9 @@ from policy_server.policies.scaling.onnx import onnx_scaling
 from policy_server.runtime.bundle import Bundle
 from policy_server.runtime.bundle_registry import BundleRegistry
 
+PREFERRED_MODEL = "td3"
+"""The learned baselines beside it are there to be compared with."""
+
 
 class ScalingRegistry(BundleRegistry[GuardedScaling]):
     """Names to guarded scaling policies: all rules, and every learned policy of kind ``scaling``."""
@@ -28,7 +31,8 @@ class ScalingRegistry(BundleRegistry[GuardedScaling]):
 
         Args:
             root: holds ``<policy>/<version>/``; None: the bundles shipped with the package.
-            active: name of the policy for requests that name none; None: the first loaded model, else the fallback.
+            active: name of the policy for requests that name none; None: ``PREFERRED_MODEL``, else the first model
+                that could be loaded, else the fallback.
             fallback: name of the rule that answers when a policy cannot.
             settings: of every guard.
             observer: of every guard.
@@ -42,7 +46,7 @@ class ScalingRegistry(BundleRegistry[GuardedScaling]):
         self._observer = observer
         super().__init__(root, kind="scaling", rules=RULE_SCALING_NAMES, active=active or fallback)
         if active is None and self.bundles:
-            self.set_active(next(iter(self.bundles)))
+            self.set_active(PREFERRED_MODEL if PREFERRED_MODEL in self.bundles else next(iter(self.bundles)))
 
     def _learned(self, bundle: Bundle) -> GuardedScaling:
         return self._guarded(onnx_scaling(bundle))

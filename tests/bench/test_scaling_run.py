@@ -45,7 +45,7 @@ def report(tmp_path_factory: pytest.TempPathFactory, steps: list[str]) -> Scalin
     with pytest.MonkeyPatch.context() as patch:
         # Of so short a run the start of the load generator is the greater part.
         patch.setattr("bench.void.MOST_CLIENT_CORES", 1e9)
-        return run_scaling(command, "", SETTINGS, steps.append)
+        return run_scaling(command, "", SETTINGS, steps.append, models)
 
 
 @NEEDS_H2LOAD
@@ -58,6 +58,7 @@ def test_the_report_has_the_promised_keys(report: ScalingReport) -> None:
             assert 0 < figures[side]["p50_us"] <= figures[side]["p99_us"]
         assert set(figures["ratio"]) == {"p50", "p99", "cpu"}
         assert figures["policy"] == "td3 1.0.0"
+        assert figures["in_process_p50_us"] > 0
     assert list(document["budgets"]) == ["containers.50.scale.p50_us"]
     assert document["method"]["intervals"] == INTERVALS
     assert document["environment"]["versions"]["grpcio"]
@@ -82,7 +83,7 @@ def test_the_table_shows_figures_and_budgets(report: ScalingReport) -> None:
     console = Console(width=80, file=io.StringIO())
     console.print(scaling_table(report))
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    for expected in ("td3 1.0.0", "p50, us", "server CPU, us", "<= 1,000", "50"):
+    for expected in ("td3 1.0.0", "p50, us", "server CPU, us", "without gRPC, us", "<= 1,000"):
         assert expected in text
     assert "…" not in text
 

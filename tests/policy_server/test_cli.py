@@ -133,11 +133,11 @@ def test_policies_of_no_directory(tmp_path: Path) -> None:
         ["serve"],
         ["query"],
         ["query", "dispatch"],
+        ["query", "pick"],
         ["query", "scale"],
         ["query", "state"],
         ["policies"],
     ],
-    [[], ["serve"], ["query"], ["query", "dispatch"], ["query", "pick"], ["query", "state"], ["policies"]],
 )
 def test_every_command_has_help(command: list[str]) -> None:
     result = run(*command, "--help")

@@ -31,7 +31,7 @@ class ScalingTrainingConfig:
     """episodes of the logged history"""
     log_updates: int = 6000
     """updates from the log alone"""
-    episodes: int = 80
+    episodes: int = 20
     """online episodes"""
     updates_per_interval: int = 4
     """updates per online interval"""
@@ -45,11 +45,11 @@ class ScalingTrainingConfig:
     """online episodes between validations"""
     learning_rate: float = 5e-4
     """at the beginning; falls linearly to a tenth while online"""
-    discount: float = 0.9
+    discount: float = 0.5
     """of costs: a limit is revised every interval, so little reaches further than a minute"""
     actor_hidden: tuple[int, ...] = (64, 64)
     """widths of the actor's hidden layers"""
-    critic_hidden: tuple[int, ...] = (96, 96)
+    critic_hidden: tuple[int, ...] = (128, 128)
     """widths of a critic's hidden layers"""
     behaviour_cloning: float = 0.1
     """weight of staying near the log while learning from it (actor-critic algorithms)"""

@@ -12,7 +12,7 @@ from policy_server.runtime.bundle import find_bundles
 from training.scaling.config import Algorithm
 from training.scaling.loop import PROVISIONED_HEADROOM
 
-STATIC_HEADROOM = 3.5
+STATIC_HEADROOM = 3.0
 """Provisioning of the static policy, as tuned by :mod:`training.scaling.tuning`."""
 LEARNED_NAMES: tuple[str, ...] = tuple(Algorithm)
 CONTENDER_NAMES: tuple[str, ...] = (*RULE_SCALING_NAMES, *reversed(LEARNED_NAMES))

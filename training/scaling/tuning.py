@@ -36,14 +36,14 @@ GRIDS: Mapping[str, Mapping[str, Sequence[Any]]] = {
     },
     "percentile": {
         "percentile": (0.9, 1.0),
-        "margin": (0.4, 0.6, 0.8, 1.0, 1.3, 1.6),
-        "half_life_intervals": (6.0, 12.0, 24.0),
+        "margin": (0.4, 0.6, 0.8, 1.0, 1.3),
+        "half_life_intervals": (1.5, 3.0, 6.0),
         "memory_margin": (0.15, 0.3),
     },
     "autothrottle": {
-        "throttle_target": (0.003, 0.01, 0.03, 0.06),
-        "low_throttle_target": (0.003, 0.01, 0.02, 0.04),
-        "usage_intervals": (3, 6, 12),
+        "throttle_target": (0.01, 0.03, 0.06, 0.1, 0.15),
+        "low_throttle_target": (0.01, 0.02, 0.04, 0.08),
+        "usage_intervals": (6, 12, 24),
         "memory_margin": (0.15, 0.3),
     },
 }

@@ -40,11 +40,11 @@ class AutothrottleScaling:
         history_intervals: window of the margin.
     """
 
-    throttle_target: float = 0.02
-    low_throttle_target: float = 0.05
+    throttle_target: float = 0.06
+    low_throttle_target: float = 0.04
     first_margin: float = 3.0
     memory_margin: float = 0.3
-    usage_intervals: int = 6
+    usage_intervals: int = 12
     history_intervals: int = 48
     name: str = "autothrottle"
     version: str = "1"

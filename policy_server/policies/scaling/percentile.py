@@ -27,9 +27,9 @@ class PercentileScaling:
     """
 
     percentile: float = 0.9
-    margin: float = 0.15
+    margin: float = 0.6
     memory_margin: float = 0.3
-    half_life_intervals: float = 12.0
+    half_life_intervals: float = 3.0
     history_intervals: int = 48
     name: str = "percentile"
     version: str = "1"

@@ -17,6 +17,7 @@ from policy_server.policies.scaling.safety import ScalingDecisions, ScalingReaso
 CPU_QUANTUM_CORES = 0.001
 MEMORY_QUANTUM_BYTES = 2.0**20
 _QUANTA = np.array((CPU_QUANTUM_CORES, MEMORY_QUANTUM_BYTES))
+_ROUNDING = 1e-6
 
 _UNDECIDED = np.zeros(len(ScalingReason), np.bool_)
 _UNDECIDED[
@@ -191,8 +192,10 @@ def quantised(resources: Float64Array, down: BoolArray | None = None) -> Float64
         down: bool [C, 2], what to round down; the rest is rounded up.
     """
     # Binary fractions of a core are not exact: 0.3 / 0.001 is a little below 300.
-    units = np.round(resources / _QUANTA, 6)
-    whole = np.ceil(units) if down is None else np.where(down, np.floor(units), np.ceil(units))
+    units = resources / _QUANTA
+    whole = np.ceil(units - _ROUNDING)
+    if down is not None:
+        whole = np.where(down, np.floor(units + _ROUNDING), whole)
     return _resources(whole)
 
 
@@ -207,23 +210,21 @@ def requests_and_limits(
 
     Args:
         qos: uint8 [C], a :class:`QosClass`.
-        target: float64 [C, 2]; NaN where there is no recommendation.
+        target: float64 [C, 2], quantised; NaN where there is no recommendation.
         requests: float64 [C, 2], as they are; NaN where there is none.
         limits: float64 [C, 2], as they are; NaN where there is none.
 
     Returns:
         Requests and limits, float64 [C, 2] each, NaN where nothing is to be written.
     """
-    wanted = quantised(target)
     share = np.where(np.isnan(limits), 1.0, np.minimum(requests / limits, 1.0))
-    below = requests < limits
-    request = quantised(wanted * share)
-    request = np.where(below, np.minimum(request, wanted - _QUANTA), request)
-    request = np.where((qos == QosClass.GUARANTEED)[:, None], wanted, request)
+    request = quantised(target * share)
+    request = np.where(requests < limits, np.minimum(request, target - _QUANTA), request)
+    request = np.where((qos == QosClass.GUARANTEED)[:, None], target, request)
     written = (qos != QosClass.BEST_EFFORT)[:, None] & np.isfinite(target)
     return (
         np.where(written & np.isfinite(requests), request, np.nan),
-        np.where(written & np.isfinite(limits), wanted, np.nan),
+        np.where(written & np.isfinite(limits), target, np.nan),
     )
 
 
@@ -259,7 +260,8 @@ def plan_resizes(
     moved = ~_same(target, pods.in_force)
     down = _CAPPED_BY_NODE[reason]
     down[:, 1] &= np.floor(target[:, 1] / MEMORY_QUANTUM_BYTES) * MEMORY_QUANTUM_BYTES >= memory_floor
-    target = np.where(moved, quantised(target, down), target)
+    # A limit of zero would be none.
+    target = np.where(moved, np.maximum(quantised(target, down), _QUANTA), target)
 
     best_effort = pods.qos == QosClass.BEST_EFFORT
     settable = np.isfinite(specified) & ~best_effort[:, None]

@@ -23,7 +23,7 @@ class ThresholdScaling:
 
     target_utilisation: float = 0.6
     target_memory_utilisation: float = 0.8
-    history_intervals: int = 6
+    history_intervals: int = 12
     name: str = "threshold"
     version: str = "1"
     learned: bool = False

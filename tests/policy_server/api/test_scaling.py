@@ -14,7 +14,7 @@ from policy_server.policies.scaling import RULE_SCALING_NAMES
 from policy_server.policies.scaling.actor import CPU_FACTORS
 from policy_server.policies.scaling.guard import GuardedScaling
 from policy_server.policies.scaling.onnx import onnx_scaling
-from policy_server.proto.policy.v1.scaling_service_pb2 import ScaleRequest, ScaleResponse
+from policy_server.proto.policy.v1.scaling_service_pb2 import ScaleRequest, ScaleResponse, ScalingHistory
 from policy_server.runtime.scaling_graph import ACTOR
 from tests.support.models import actor_model, golden_of, loaded_scaling_bundle, write_scaling_bundle
 from tests.support.scaling import MEBIBYTE, ORDINARY, Scaling, assert_sound, container, running_scaling
@@ -90,10 +90,13 @@ async def test_economy_makes_a_model_spare_resources(tmp_path: Path) -> None:
     assert cheap.cpu.uncapped_target > least
 
 
-async def test_of_no_containers_nothing_is_said() -> None:
-    async with running_scaling() as scaling:
-        response = await scaling.stub.Scale(ScaleRequest())  # type: ignore[misc]
-    assert len(response.apply) == len(response.provenance) == 0
+@pytest.mark.parametrize("policy", ["td3", "autothrottle"])
+async def test_of_no_containers_nothing_is_said(policy: str, tmp_path: Path) -> None:
+    write_scaling_bundle(tmp_path)
+    async with running_scaling(models=tmp_path) as scaling:
+        for history in (None, ScalingHistory(intervals=3)):
+            response = await scaling.stub.Scale(ScaleRequest(policy=policy, history=history))  # type: ignore[misc]
+            assert len(response.apply) == len(response.provenance) == 0
 
 
 async def test_provenance_knows_the_age_of_the_oldest_sample() -> None:

@@ -135,6 +135,10 @@ CASES: list[tuple[Callable[[ScaleRequest], object], str]] = [
         ),
         "containers.smallest_cpu_millicores[0]: 500.0; must not be above containers.largest_cpu_millicores[0]",
     ),
+    (
+        lambda r: change(r, "containers.largest_memory_bytes", 0, 1000.0),
+        f"containers.largest_memory_bytes[0]: 1000.0; {NUMBER} 1.04858e+06 to 1e+18, or NaN where not known",
+    ),
     (lambda r: setattr(r, "economy", 1.5), f"economy: 1.5; {NUMBER} 0 to 1"),
     (lambda r: setattr(r, "economy", math.nan), f"economy: nan; {NUMBER} 0 to 1"),
 ]

@@ -180,6 +180,11 @@ def test_what_a_node_caps_is_rounded_down_but_not_below_the_memory_in_use() -> N
     assert in_use.target[0, 1] == 301 * MEBIBYTE
 
 
+def test_a_limit_is_never_written_as_zero() -> None:
+    tiny = planned([1e-5, 100.0], reason=ScalingReason.NODE_SHARED)
+    np.testing.assert_allclose(tiny.limits[0], [0.001, MEBIBYTE])
+
+
 def test_best_effort_and_containers_without_fields_get_nothing() -> None:
     assert verdict(NOTHING, specified=NOTHING, qos=QosClass.BEST_EFFORT) == (False, HoldReason.BEST_EFFORT)
     plan = planned(LARGE, specified=NOTHING, qos=QosClass.BURSTABLE)
@@ -222,7 +227,7 @@ def written(
     qos: QosClass, target: list[float], requests: list[float], limits: list[float]
 ) -> tuple[list[float], list[float]]:
     request, limit = requests_and_limits(
-        np.array([qos], np.uint8), np.array([target]), np.array([requests]), np.array([limits])
+        np.array([qos], np.uint8), quantised(np.array([target])), np.array([requests]), np.array([limits])
     )
     return request[0].tolist(), limit[0].tolist()
 

@@ -28,6 +28,15 @@ def test_rules_and_the_latest_version_of_every_bundle(tmp_path: Path) -> None:
     assert registry.get("static") is registry.get("static")
 
 
+@pytest.mark.parametrize(
+    ("models", "active"), [(["ddpg", "td3"], "td3"), (["ddpg", "dqn"], "ddpg"), (["zebra"], "zebra")]
+)
+def test_the_model_that_is_active_by_default(tmp_path: Path, models: list[str], active: str) -> None:
+    for name in models:
+        write_scaling_bundle(tmp_path, name)
+    assert ScalingRegistry(tmp_path).active == active
+
+
 @pytest.mark.parametrize(("active", "expected"), [(None, "percentile"), ("static", "static")])
 def test_without_bundles_the_fallback_is_active(tmp_path: Path, active: str | None, expected: str) -> None:
     assert ScalingRegistry(tmp_path, active=active, fallback="percentile").get().name == expected
