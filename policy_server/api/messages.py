@@ -185,13 +185,12 @@ def _set_arrival_rates(
 
 
 def _replica_states(replicas: MessageRows) -> NDArray[np.uint8]:
-    states = np.zeros(len(replicas), np.uint8)
-    for row, message in enumerate(replicas.messages):
-        state = _STATE_OF_MESSAGE.get(message.state)
-        if state is None:
-            raise replicas.error(row, "state", message.state, "must be a value of ReplicaState")
-        states[row] = state
-    return states
+    given = [message.state for message in replicas.messages]
+    try:
+        return np.fromiter(map(_STATE_OF_MESSAGE.__getitem__, given), np.uint8, len(given))
+    except KeyError:
+        row = next(row for row, state in enumerate(given) if state not in _STATE_OF_MESSAGE)
+        raise replicas.error(row, "state", given[row], "must be a value of ReplicaState") from None
 
 
 def _link_rows(links: MessageRows, topology: Topology) -> Int32Array:
