@@ -270,8 +270,11 @@ def write_orchestration_bundle(
 def loaded_orchestration_bundle(
     head: bytes | None = None, *, sampling_temperature: float = 0.0, seed: int = 0
 ) -> Bundle:
-    """A bundle of orchestration models that no check has seen."""
-    models = {ENCODER: orchestration_encoder_model(seed), HEAD: head or orchestration_head_model(seed)}
+    """A bundle of orchestration models that no check has seen; it acts where it may, but for a ``head`` of its own."""
+    models = {
+        ENCODER: orchestration_encoder_model(seed),
+        HEAD: head or orchestration_head_model(seed, nothing=-100.0),
+    }
     bundle = loaded_bundle(models[ENCODER], models[HEAD], sampling_temperature=sampling_temperature)
     return replace(bundle, manifest=replace(bundle.manifest, policy="gpg", kind="orchestration"))
 

@@ -9,7 +9,16 @@ import numpy as np
 from hypothesis import strategies as st
 
 from policy_server.cluster.actions import AddReplica
-from policy_server.cluster.snapshot import Links, Replicas, ReplicaState, Snapshot, Topology, idle_load
+from policy_server.cluster.snapshot import (
+    Links,
+    Nodes,
+    Replicas,
+    ReplicaState,
+    Services,
+    Snapshot,
+    Topology,
+    idle_load,
+)
 from policy_server.features.graph import OrchestrationGraph
 from policy_server.policies.orchestration.memory import FrameMemory
 from policy_server.policies.orchestration.plan import (
@@ -152,7 +161,20 @@ def strange_systems() -> dict[str, Snapshot]:
         replicas=Replicas((), empty, empty, empty),
         links=none_linked.links,
     )
+    nobody = Topology(
+        access_points=replace(topology.access_points, names=(), is_cloud=np.zeros(0, bool), system=empty),
+        nodes=Nodes((), empty, *[np.zeros(0, np.float32)] * 3),
+        services=Services((), *[np.zeros(0, np.float32)] * 6),
+        replicas=Replicas((), empty, empty, empty),
+        links=none_linked.links,
+    )
     return {
+        "nothing at all": Snapshot(nobody, idle_load(nobody), taken_at_seconds=100.0),
+        "no services": Snapshot(
+            replace(one_node, services=nobody.services),
+            idle_load(replace(one_node, services=nobody.services)),
+            taken_at_seconds=100.0,
+        ),
         "one node": example_snapshot(one_node, 1),
         "no links": example_snapshot(none_linked, 1),
         "an isolated node": example_snapshot(replace(topology, links=_without_access_point(topology, 0)), 1),

@@ -134,18 +134,16 @@ class FramePlan:
         group = node_system[topology.replicas.node] * graph.services + topology.replicas.service
         self._live = np.bincount(group[graph.live], minlength=shape[0] * shape[1]).reshape(shape)
         self._ready = np.bincount(group[graph.table.ready], minlength=shape[0] * shape[1]).reshape(shape)
-        size = len(nodes.names) * graph.services
-        pair = static.replica_pair
-        self._deletable_starting = np.bincount(pair[deletable & self._starting], minlength=size).reshape(
-            -1, graph.services
-        )
-        self._deletable_ready = np.bincount(pair[deletable & ~self._starting], minlength=size).reshape(
-            -1, graph.services
-        )
-        self._touched: BoolArray = np.zeros((len(nodes.names), graph.services), bool)
-        self._added: BoolArray = np.zeros((len(nodes.names), graph.services), bool)
+        pairs = (len(nodes.names), graph.services)
+        pair, size = static.replica_pair, pairs[0] * pairs[1]
+        starting, ready = deletable & self._starting, deletable & ~self._starting
+        self._deletable_starting = np.bincount(pair[starting], minlength=size).reshape(pairs)
+        self._deletable_ready = np.bincount(pair[ready], minlength=size).reshape(pairs)
+        self._touched: BoolArray = np.zeros(pairs, bool)
+        self._added: BoolArray = np.zeros(pairs, bool)
         self._has_image = graph.node_live > 0
         self._given = np.zeros(graph.systems, np.int64)
+        self._planned = np.zeros(shape, np.int64)
         self.pending: Int64Array = np.zeros(shape, np.int64)
         self._most = np.iinfo(np.int64).max
         if self.options.maximum_actions is not None:
@@ -213,6 +211,7 @@ class FramePlan:
         self._take(node, service)
         system = int(self.graph.topology.node_system[node])
         self._given[system] += 1
+        self._planned[system, service] += 1
         self.actions.append(
             PlannedAction(
                 AddReplica(service, node),
@@ -222,7 +221,7 @@ class FramePlan:
                 drain_first=False,
                 node_memory_bytes=float(self._memory_held[node]),
                 node_cpu_millicores=float(self._cpu_held[node]),
-                replicas=int(self._live[system, service]) + self._planned_additions(system, service),
+                replicas=int(self._live[system, service] + self._planned[system, service]),
             )
         )
         return True
@@ -251,7 +250,7 @@ class FramePlan:
                 drain_first=bool(self._outstanding[replica] > 0),
                 node_memory_bytes=float(self._memory_held[node] - self._memory_needed[service]),
                 node_cpu_millicores=float(self._cpu_held[node]),
-                replicas=int(self._live[system, service]) + self._planned_additions(system, service),
+                replicas=int(self._live[system, service] + self._planned[system, service]),
             )
         )
         return True
@@ -288,15 +287,6 @@ class FramePlan:
                 endpoint = topology.replicas.endpoints[planned.action.replica]
                 given.append(GivenDeletion(now_seconds, endpoint, node, service))
         return given
-
-    def _planned_additions(self, system: int, service: int) -> int:
-        node_system = self.graph.topology.node_system
-        return sum(
-            isinstance(planned.action, AddReplica)
-            and planned.service == service
-            and int(node_system[planned.node]) == system
-            for planned in self.actions
-        )
 
     def _dispensable(self, node: int, service: int) -> int | None:
         pair = node * self.graph.services + service
