@@ -321,6 +321,7 @@ class OrchestrationLogic:
             ),
             read.copy() if question.dry_run else read,
             pending,
+            self._clock(),
         )
         return _Case(question, self._policy(question.policy), held, query, memory)
 

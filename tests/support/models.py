@@ -249,10 +249,10 @@ def write_orchestration_bundle(
     width: int = WIDTH,
     **changes: Any,
 ) -> Path:
-    """A sound bundle of kind ``orchestration``, but for ``changes`` to the arguments of ``write_bundle``."""
+    """A sound bundle of kind ``orchestration`` that acts where it may, but for ``changes`` as above."""
     models = {
         ENCODER: orchestration_encoder_model(seed, width=width),
-        HEAD: orchestration_head_model(seed, width=width),
+        HEAD: orchestration_head_model(seed, width=width, nothing=-100.0),
     }
     return write_example_bundle(
         root,

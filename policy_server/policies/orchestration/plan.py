@@ -60,12 +60,14 @@ class OrchestrationQuery:
         options: of every system in it.
         memory: of the caller's earlier answers, which a decision reads, and of rules.
         pending_requests: float32 [R], requests on their way to each replica that the snapshot lacks; None: none.
+        now_seconds: on the clock of the snapshot; None: the time it was taken.
     """
 
     graph: OrchestrationGraph
     options: OrchestrationOptions = OrchestrationOptions()
     memory: FrameMemory = field(default_factory=FrameMemory)
     pending_requests: Float32Array | None = None
+    now_seconds: float | None = None
 
 
 class PlannedAction(NamedTuple):
@@ -148,7 +150,8 @@ class FramePlan:
         self._most = np.iinfo(np.int64).max
         if self.options.maximum_actions is not None:
             self._most = self.options.maximum_actions
-        self._take_in(query.memory)
+        now_seconds = graph.snapshot.taken_at_seconds if query.now_seconds is None else query.now_seconds
+        self._take_in(query.memory.given(now_seconds))
 
     def additions(self, nodes: Int64Array) -> BoolArray:
         """bool [K, W]: whether a replica of each service may be added to each of K nodes (rows)."""
@@ -314,9 +317,9 @@ class FramePlan:
         self._ready[system, service] -= not starting
         self._touched[node, service] = True
 
-    def _take_in(self, memory: FrameMemory) -> None:
+    def _take_in(self, earlier: list[GivenAddition | GivenDeletion]) -> None:
         topology = self.graph.snapshot.topology
-        for given in memory.given(self.graph.snapshot.taken_at_seconds):
+        for given in earlier:
             node, service = topology.node_index.get(given.node), topology.service_index.get(given.service)
             if node is None or service is None:
                 continue
