@@ -8,25 +8,69 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 
-from training.algorithms.cmmac import CmmacConfig, CmmacState, initial_state
+from training.algorithms import cmmac, gpg
+from training.algorithms.cmmac import CmmacConfig, CmmacState
+from training.algorithms.gpg import GpgConfig, GpgState
 
 CONFIG_FILE = "config.json"
 CHECKPOINT_FILE = "checkpoint.pt"
 HISTORY_FILE = "history.jsonl"
+
+ConfigT = TypeVar("ConfigT", CmmacConfig, GpgConfig)
+StateT = TypeVar("StateT", CmmacState, GpgState)
+
+
+@dataclass(frozen=True)
+class Algorithm(Generic[ConfigT, StateT]):
+    """What a run folder holds of an algorithm.
+
+    Attributes:
+        command: of ``policy-train`` that trains by it.
+        config: class of the hyperparameters.
+        initial_state: an untrained state.
+        parts: attributes of the state that hold networks and optimisers.
+        counters: whole numbers among its attributes.
+        sizes: hyperparameters that fix the form of the networks.
+    """
+
+    command: str
+    config: Callable[..., ConfigT]
+    initial_state: Callable[[ConfigT], StateT]
+    parts: tuple[str, ...]
+    counters: tuple[str, ...]
+    sizes: tuple[str, ...]
+
+
+DISPATCH = Algorithm(
+    command="dispatch",
+    config=CmmacConfig,
+    initial_state=cmmac.initial_state,
+    parts=("actor", "critic", "outcome_critic", "actor_optimiser", "critic_optimiser"),
+    counters=("update", "decisions"),
+    sizes=("embedding", "context"),
+)
+ORCHESTRATION = Algorithm(
+    command="orchestrate",
+    config=GpgConfig,
+    initial_state=gpg.initial_state,
+    parts=("actor", "critic", "actor_optimiser", "critic_optimiser"),
+    counters=("update", "frames"),
+    sizes=("embedding", "hidden", "encoder"),
+)
 
 
 class RunError(ValueError):
     """A run folder that cannot be used. The message names the folder, the trouble and the remedy."""
 
 
-def create_run(folder: Path, config: CmmacConfig) -> None:
+def create_run(folder: Path, config: CmmacConfig | GpgConfig) -> None:
     """Starts a run folder.
 
     Raises:
@@ -38,20 +82,23 @@ def create_run(folder: Path, config: CmmacConfig) -> None:
     _write_config(folder, config)
 
 
-def resume_run(folder: Path, changes: Mapping[str, Any]) -> tuple[CmmacConfig, CmmacState]:
+def resume_run(
+    folder: Path, changes: Mapping[str, Any], algorithm: Algorithm[ConfigT, StateT]
+) -> tuple[ConfigT, StateT]:
     """Configuration and state to go on from. Changed hyperparameters hold from now on and are recorded.
 
     Args:
         folder: of the run.
         changes: hyperparameters by name.
+        algorithm: of the run.
 
     Raises:
         RunError: as :func:`load_checkpoint`, or the networks would change.
         ValueError: a hyperparameter has an impossible value.
     """
-    config, state = load_checkpoint(folder)
+    config, state = load_checkpoint(folder, algorithm)
     changed = replace(config, **changes)
-    for name in ("embedding", "context"):
+    for name in algorithm.sizes:
         if getattr(changed, name) != getattr(config, name):
             raise RunError(
                 f"{folder}: {name} is {getattr(config, name)} there, not {getattr(changed, name)}; networks keep "
@@ -63,7 +110,7 @@ def resume_run(folder: Path, changes: Mapping[str, Any]) -> tuple[CmmacConfig, C
     return changed, state
 
 
-def load_config(folder: Path) -> CmmacConfig:
+def load_config(folder: Path, algorithm: Algorithm[ConfigT, StateT]) -> ConfigT:
     """The configuration of a run.
 
     Raises:
@@ -71,29 +118,30 @@ def load_config(folder: Path) -> CmmacConfig:
     """
     path = folder / CONFIG_FILE
     if not path.exists():
-        raise RunError(f"{folder}: holds no {CONFIG_FILE}; train into it first with `policy-train dispatch`")
+        raise RunError(
+            f"{folder}: holds no {CONFIG_FILE}; train into it first with `policy-train {algorithm.command}`"
+        )
     values: dict[str, Any] = json.loads(path.read_text())
     try:
         arguments: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
         }
-        return CmmacConfig(**arguments)
+        return algorithm.config(**arguments)
     except (TypeError, ValueError) as error:
-        raise RunError(f"{path}: {error}; it was written by another version of the training code") from None
+        raise RunError(
+            f"{path}: {error}; it was written by another command than `policy-train {algorithm.command}`, or by "
+            "another version of the training code"
+        ) from None
 
 
-def save_checkpoint(folder: Path, state: CmmacState) -> None:
+def save_checkpoint(folder: Path, state: CmmacState | GpgState) -> None:
     """Writes the state in one step: a crash leaves the old checkpoint or the new one."""
+    algorithm = DISPATCH if isinstance(state, CmmacState) else ORCHESTRATION
     temporary = folder / f"{CHECKPOINT_FILE}.partial"
     torch.save(
         {
-            "actor": state.actor.state_dict(),
-            "critic": state.critic.state_dict(),
-            "outcome_critic": state.outcome_critic.state_dict(),
-            "actor_optimiser": state.actor_optimiser.state_dict(),
-            "critic_optimiser": state.critic_optimiser.state_dict(),
-            "update": state.update,
-            "decisions": state.decisions,
+            **{name: getattr(state, name).state_dict() for name in algorithm.parts},
+            **{name: getattr(state, name) for name in algorithm.counters},
             "seconds": state.seconds,
         },
         temporary,
@@ -103,27 +151,28 @@ def save_checkpoint(folder: Path, state: CmmacState) -> None:
         history.writelines(json.dumps(figures) + "\n" for figures in state.history)
 
 
-def load_checkpoint(folder: Path) -> tuple[CmmacConfig, CmmacState]:
+def load_checkpoint(folder: Path, algorithm: Algorithm[ConfigT, StateT]) -> tuple[ConfigT, StateT]:
     """Configuration and state of a run.
 
     Raises:
         RunError: no checkpoint, or one of other networks.
     """
-    config = load_config(folder)
+    config = load_config(folder, algorithm)
     path = folder / CHECKPOINT_FILE
     if not path.exists():
         raise RunError(
             f"{folder}: holds no {CHECKPOINT_FILE} yet; wait for the first checkpoint, or remove the folder and "
             "start anew if the run has ended"
         )
-    state = initial_state(config)
+    state = algorithm.initial_state(config)
     saved = torch.load(path, weights_only=True)
     try:
-        for name in ("actor", "critic", "outcome_critic", "actor_optimiser", "critic_optimiser"):
+        for name in algorithm.parts:
             getattr(state, name).load_state_dict(saved[name])
+        for name in algorithm.counters:
+            setattr(state, name, int(saved[name]))
     except (RuntimeError, KeyError, ValueError) as error:
         raise RunError(f"{path}: does not fit the networks of this version; train anew ({error})") from None
-    state.update, state.decisions = int(saved["update"]), int(saved["decisions"])
     state.seconds = float(saved["seconds"])
     history = folder / HISTORY_FILE
     if history.exists():
@@ -131,5 +180,5 @@ def load_checkpoint(folder: Path) -> tuple[CmmacConfig, CmmacState]:
     return config, state
 
 
-def _write_config(folder: Path, config: CmmacConfig) -> None:
+def _write_config(folder: Path, config: CmmacConfig | GpgConfig) -> None:
     (folder / CONFIG_FILE).write_text(json.dumps(asdict(config), indent=2) + "\n")

@@ -21,6 +21,8 @@ from training.workloads.patterns import Pattern
 
 # torch and matplotlib take seconds to import, so the commands that need them import them.
 from training.algorithms.cmmac import CmmacConfig  # isort: skip
+from training.algorithms.gpg import GpgConfig  # isort: skip
+from training.orchestration_commands import evaluate_joint, train_orchestration  # isort: skip
 
 _notices = Console(stderr=True)
 
@@ -61,7 +63,7 @@ def train_dispatch(
     import torch
 
     from training.algorithms import cmmac
-    from training.checkpoints import RunError, create_run, resume_run, save_checkpoint
+    from training.checkpoints import DISPATCH, RunError, create_run, resume_run, save_checkpoint
     from training.learning_plot import BASELINES_FILE, TrainingLog, plot_learning
     from training.networks.policies import TorchDispatch
     from training.validation import Validation
@@ -70,7 +72,7 @@ def train_dispatch(
     given = given_hyperparameters(CmmacConfig, arguments)
     try:
         if resume:
-            config, state = resume_run(folder, given)
+            config, state = resume_run(folder, given, DISPATCH)
         else:
             config = CmmacConfig(**given)
             create_run(folder, config)
@@ -83,7 +85,7 @@ def train_dispatch(
     if not (folder / BASELINES_FILE).exists():
         with _notices.status("running the baselines on the validation scenarios"):
             (folder / BASELINES_FILE).write_text(json.dumps(validation.baselines(), indent=2) + "\n")
-    with TrainingLog(folder) as log, progress_bar() as progress:
+    with TrainingLog(folder, "cmmac") as log, progress_bar() as progress:
         task = progress.add_task("cMMAC", total=config.updates, completed=state.update, figures="warm start")
 
         def on_update(current: cmmac.CmmacState, figures: dict[str, float]) -> None:
@@ -107,7 +109,12 @@ def train_dispatch(
             _notices.print(f"stopped at update {state.update}; go on with --run {folder} --resume")
             raise click.exceptions.Exit(130) from None
     plot = plot_learning(
-        folder, state.history, f"Learning to dispatch, seed {config.seed}, credit {config.credit}"
+        folder,
+        state.history,
+        f"Learning to dispatch, seed {config.seed}, credit {config.credit}",
+        learned="kais (cMMAC)",
+        effort="decisions",
+        unit=1e6,
     )
     summary = {
         "run": str(folder),
@@ -126,9 +133,15 @@ def train_dispatch(
         )
 
 
+main.add_command(train_orchestration)
+
+
 @main.group("evaluate")
 def evaluate_group() -> None:
     """Evaluate policies on held-out seeds and windows."""
+
+
+evaluate_group.add_command(evaluate_joint)
 
 
 @evaluate_group.command("dispatch")
@@ -301,11 +314,11 @@ def export_command(
 
     from policy_server.runtime.bundle import BundleError
     from policy_server.runtime.manifest import TrainingRecord
-    from training.checkpoints import RunError, load_checkpoint
+    from training.checkpoints import DISPATCH, RunError, load_checkpoint
     from training.export import ExportError, write_dispatch_bundle
 
     try:
-        config, state = load_checkpoint(folder)
+        config, state = load_checkpoint(folder, DISPATCH)
         bundle = write_dispatch_bundle(
             state.actor,
             root,
@@ -350,10 +363,10 @@ def _recorded_evaluations(paths: tuple[Path, ...]) -> dict[str, Any]:
     return recorded
 
 
-def training_command(config: CmmacConfig) -> str:
+def training_command(config: CmmacConfig | GpgConfig) -> str:
     """The command line that trains with this configuration: every value that differs from its default."""
-    words = ["policy-train", "dispatch", "--run", "RUN"]
-    defaults = asdict(CmmacConfig())
+    words = ["policy-train", "dispatch" if isinstance(config, CmmacConfig) else "orchestrate", "--run", "RUN"]
+    defaults = asdict(type(config)())
     for name, value in asdict(config).items():
         if value == defaults[name]:
             continue

@@ -21,15 +21,24 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from policy_server.features.orchestration_schema import ORCHESTRATION_SCHEMA, OrchestrationSchema
 from policy_server.features.schema import SCHEMA, FeatureSchema
 from policy_server.runtime.bundle import write_bundle
 from policy_server.runtime.goldens import Golden
-from policy_server.runtime.graph_contract import ENCODER, HEAD, dispatch_signatures
+from policy_server.runtime.graph_contract import (
+    ENCODER,
+    HEAD,
+    dispatch_signatures,
+    orchestration_signatures,
+)
 from policy_server.runtime.manifest import TrainingRecord
 from policy_server.runtime.session import ModelSession
+from policy_server.runtime.signature import Signature
 from training.networks.dispatch import DispatchActor
+from training.networks.orchestration import OrchestrationActor
 
 OPSET = 18
+ORCHESTRATION_BUNDLE = "kais-orchestration"
 TOLERANCE = 1e-5
 MARGIN = 1e-4
 SIZES = (1, 2, 3, 7, 64, 500)
@@ -61,16 +70,43 @@ def export_dispatch(actor: DispatchActor, seed: int = 0) -> Exported:
     """
     actor.eval()
     context_width = actor.head.score.in_features
+    return _export_graphs(
+        dispatch_signatures(context_width),
+        {
+            ENCODER: (actor.encoder, list(encoder_cases(SCHEMA, seed))),
+            HEAD: (actor.head, list(head_cases(SCHEMA, context_width, seed))),
+        },
+    )
+
+
+def export_orchestration(actor: OrchestrationActor, seed: int = 0) -> Exported:
+    """As :func:`export_dispatch`, for orchestration.
+
+    Raises:
+        ExportError: torch and ONNX Runtime disagree.
+    """
+    actor.eval()
+    width = actor.head.context.in_features // 3
+    schema = ORCHESTRATION_SCHEMA
+    return _export_graphs(
+        orchestration_signatures(width),
+        {
+            ENCODER: (actor.encoder, list(graph_cases(schema, seed))),
+            HEAD: (actor.head, list(action_cases(schema, width, seed))),
+        },
+    )
+
+
+def _export_graphs(
+    signatures: Mapping[str, Signature], graphs: Mapping[str, tuple[nn.Module, list[dict[str, NDArray[Any]]]]]
+) -> Exported:
     models: dict[str, bytes] = {}
     goldens: list[Golden] = []
-    for name, network, cases in (
-        (ENCODER, actor.encoder, list(encoder_cases(SCHEMA, seed))),
-        (HEAD, actor.head, list(head_cases(SCHEMA, context_width, seed))),
-    ):
-        signature = dispatch_signatures(context_width)[name]
+    for name, (network, cases) in graphs.items():
+        signature = signatures[name]
         outputs = tuple(spec.name for spec in signature.outputs)
         # Dimensions of 0 or 1 would be taken for constants, so the example is a case without any.
-        models[name] = _export(network, cases[2], outputs, name)
+        models[name] = _export(network, cases[2], signature, name)
         session = ModelSession(models[name])
         for position, inputs in enumerate(cases):
             expected = _run_torch(network, inputs, outputs)
@@ -101,6 +137,35 @@ def write_dispatch_bundle(
         policy="kais",
         version=version,
         kind="dispatch",
+        models=exported.models,
+        goldens=exported.goldens,
+        sampling_temperature=sampling_temperature,
+        training=training,
+        evaluation=evaluation,
+    )
+
+
+def write_orchestration_bundle(
+    actor: OrchestrationActor,
+    root: Path,
+    *,
+    version: str,
+    sampling_temperature: float,
+    training: TrainingRecord,
+    evaluation: Mapping[str, Any],
+) -> Path:
+    """Exports an actor and writes ``root/kais-orchestration/version``; the directory.
+
+    Raises:
+        ExportError: see :func:`export_orchestration`.
+        BundleError: see :func:`policy_server.runtime.bundle.write_bundle`.
+    """
+    exported = export_orchestration(actor)
+    return write_bundle(
+        root,
+        policy=ORCHESTRATION_BUNDLE,
+        version=version,
+        kind="orchestration",
         models=exported.models,
         goldens=exported.goldens,
         sampling_temperature=sampling_temperature,
@@ -144,16 +209,53 @@ def head_cases(schema: FeatureSchema, context_width: int, seed: int) -> Iterator
         }
 
 
+def graph_cases(schema: OrchestrationSchema, seed: int) -> Iterator[dict[str, NDArray[Any]]]:
+    """Encoder inputs of every size: isolated access points, nodes without replicas, no links, one to many services."""
+    random = np.random.default_rng(seed + 2)
+    for nodes in SIZES:
+        access_points, systems = max(2, nodes // 4), 2 if nodes > 2 else 1
+        links = 0 if nodes == 1 else 3 * access_points
+        replicas, services = 2 * nodes, min(nodes, 30)
+        yield {
+            "node_features": _positive(random, nodes, len(schema.node)),
+            "node_access_point": random.integers(0, max(1, access_points - 1), nodes),
+            "access_point_features": _positive(random, access_points, len(schema.access_point)),
+            "access_point_system": np.sort(random.integers(0, systems, access_points)),
+            "systems": np.zeros(systems, np.float32),
+            "link_features": _positive(random, links, len(schema.link)),
+            "link_source": random.integers(0, access_points, links),
+            "link_target": random.integers(0, access_points, links),
+            "replica_features": _positive(random, replicas, len(schema.replica)),
+            "replica_node": random.integers(0, max(1, nodes - 1), replicas),
+            "demand_features": _positive(random, access_points * services, len(schema.demand)),
+            "demand_access_point": np.repeat(np.arange(access_points), services),
+        }
+
+
+def action_cases(schema: OrchestrationSchema, width: int, seed: int) -> Iterator[dict[str, NDArray[Any]]]:
+    """Head inputs of every size: one node with one service, many nodes with many."""
+    random = np.random.default_rng(seed + 3)
+    for nodes in SIZES:
+        services = min(nodes, 30)
+        yield {
+            "node_embedding": random.normal(0, 1, (nodes, width)).astype(np.float32),
+            "access_point_summary": random.normal(0, 1, (nodes, width)).astype(np.float32),
+            "system_summary": random.normal(0, 1, (nodes, width)).astype(np.float32),
+            "pair_features": _positive(random, nodes * services, len(schema.demand) + len(schema.pair)),
+            "pair_node": np.repeat(np.arange(nodes), services),
+        }
+
+
 def _positive(random: np.random.Generator, rows: int, width: int) -> NDArray[np.float32]:
     return random.exponential(1.0, (rows, width)).astype(np.float32)
 
 
-def _export(network: nn.Module, example: Arrays, outputs: tuple[str, ...], name: str) -> bytes:
+def _export(network: nn.Module, example: Arrays, signature: Signature, name: str) -> bytes:
     dimensions = {
         spec.name: {
             axis: torch.export.Dim.DYNAMIC for axis, size in enumerate(spec.shape) if isinstance(size, str)
         }
-        for spec in dispatch_signatures(1)[name].inputs
+        for spec in signature.inputs
     }
     with _quiet_exporter():
         program = torch.onnx.export(
@@ -162,7 +264,7 @@ def _export(network: nn.Module, example: Arrays, outputs: tuple[str, ...], name:
             dynamo=True,
             opset_version=OPSET,
             input_names=list(example),
-            output_names=list(outputs),
+            output_names=[spec.name for spec in signature.outputs],
             dynamic_shapes=dimensions,
             verbose=False,
         )

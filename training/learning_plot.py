@@ -17,9 +17,15 @@ PLOT_FILE = "learning.png"
 
 
 class TrainingLog:
-    """TensorBoard events of a run, as a context manager."""
+    """TensorBoard events of a run, as a context manager.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: of the run.
+        algorithm: first part of every figure's name.
+    """
+
+    def __init__(self, folder: Path, algorithm: str) -> None:
+        self._algorithm = algorithm
         self._writer = SummaryWriter(str(folder / "tensorboard"))
 
     def __enter__(self) -> TrainingLog:
@@ -33,16 +39,21 @@ class TrainingLog:
     def write(self, update: int, figures: dict[str, float]) -> None:
         """One value per figure."""
         for name, value in figures.items():
-            self._writer.add_scalar(f"cmmac/{name}", value, update)
+            self._writer.add_scalar(f"{self._algorithm}/{name}", value, update)
 
 
-def plot_learning(folder: Path, history: list[dict[str, float]], title: str) -> Path:
-    """Draws the validation throughput rate over the decisions learned from, with the baselines as lines.
+def plot_learning(
+    folder: Path, history: list[dict[str, float]], title: str, *, learned: str, effort: str, unit: float
+) -> Path:
+    """Draws the validation throughput rate over what was learned from, with the baselines as lines.
 
     Args:
         folder: of the run; ``baselines.json`` in it holds the baselines' throughput rates, if it exists.
         history: figures of each update; those with ``validation_throughput_rate`` are drawn.
         title: of the plot.
+        learned: name of the learned policy.
+        effort: figure that says how much was learned from.
+        unit: what that figure is shown in.
 
     Returns:
         The picture's path.
@@ -50,13 +61,13 @@ def plot_learning(folder: Path, history: list[dict[str, float]], title: str) -> 
     points = [figures for figures in history if "validation_throughput_rate" in figures]
     figure, axes = plt.subplots(figsize=(9, 5.5), layout="constrained")
     axes.plot(
-        [point["decisions"] / 1e6 for point in points],
+        [point[effort] / unit for point in points],
         [point["validation_throughput_rate"] for point in points],
         color="tab:blue",
         linewidth=2.2,
         marker="o",
         markersize=4,
-        label="kais (cMMAC)",
+        label=learned,
         zorder=5,
     )
     baselines = folder / BASELINES_FILE
@@ -66,7 +77,7 @@ def plot_learning(folder: Path, history: list[dict[str, float]], title: str) -> 
             axes.axhline(
                 rate, color=f"C{row + 1}", linewidth=1.3, linestyle="--", label=f"{name} ({rate:.3f})"
             )
-    axes.set_xlabel("decisions learned from, million")
+    axes.set_xlabel(f"{effort} learned from{f', {unit:,.0f}' if unit != 1 else ''}")
     axes.set_ylabel("throughput rate on validation scenarios")
     axes.set_title(title)
     axes.grid(alpha=0.3)
