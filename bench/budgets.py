@@ -54,6 +54,13 @@ DISPATCH_BUDGETS = (
     Budget("in_process.1000.p50_us", 350.0),
     Budget("batch.decisions_per_second", 200_000.0, is_upper=False),
 )
+ORCHESTRATION_BUDGETS = (
+    Budget("sizes.100.p50_ms", 3.0),
+    Budget("sizes.1000.p50_ms", 20.0),
+    Budget("sizes.10000.p50_ms", 200.0),
+    Budget("sizes.10000.resident_mib", 1024.0),
+    Budget("growth_exponent", 1.1),
+)
 BUDGETED_CANDIDATES = 10
 """Number of candidates the ratios' budgets are meant for."""
 

@@ -13,6 +13,7 @@ from rich.text import Text
 from bench.budgets import DISPATCH_BUDGETS, Verdict
 from bench.flavour_comparison import FlavourFigures
 from bench.latency import Mode
+from bench.orchestration import OrchestrationReport
 from bench.report import Report
 
 _MODE_TEXT = {Mode.ONE_CALLER: "one caller", Mode.SATURATED: "saturated", Mode.OPEN_LOOP: "open loop"}
@@ -58,6 +59,44 @@ def flavour_table(rows: Sequence[FlavourFigures]) -> RenderableType:
             end_section=following is not None and following.work_us != row.work_us,
         )
     return table
+
+
+def orchestration_table(report: OrchestrationReport) -> RenderableType:
+    """Renders what orchestration costs by size."""
+    document = report.document()
+    table = Table(
+        title=f"Orchestrate, policy {report.policy}",
+        caption="as one caller sees it; held state and state carried inline",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    for heading in (
+        "nodes",
+        "nodes +\nlinks",
+        "held\np50, ms",
+        "budget\nms",
+        "",
+        "inline\np50, ms",
+        "report\nms",
+        "memory\nMiB",
+    ):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for size, figures in document["sizes"].items():
+        verdict = document["budgets"].get(f"sizes.{size}.p50_ms")
+        table.add_row(
+            size,
+            _number(figures["nodes"] + figures["links"]),
+            _number(figures["p50_ms"], 2),
+            _number(verdict["limit"] if verdict else None),
+            _verdict(Verdict(**verdict) if verdict else None),
+            _number(figures["inline_p50_ms"], 1),
+            _number(figures["report_ms"]),
+            _number(figures["resident_mib"]),
+        )
+    growth = document["growth_exponent"]
+    if growth is None:
+        return table
+    return Group(table, f"cost grows with (nodes + links) ^ {growth:.2f} between the two largest")
 
 
 def _verdict(verdict: Verdict | None) -> Text:

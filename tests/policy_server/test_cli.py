@@ -11,8 +11,9 @@ from click.testing import CliRunner, Result
 from policy_server import serving
 from policy_server.cli import main
 from policy_server.policies.heuristics import HEURISTIC_DISPATCH_NAMES
+from policy_server.policies.orchestration.rules import HEURISTIC_ORCHESTRATION_NAMES
 from policy_server.settings import Settings
-from tests.support.models import write_example_bundle
+from tests.support.models import write_example_bundle, write_orchestration_bundle
 
 
 def run(*arguments: str, **environment: str) -> Result:
@@ -99,8 +100,20 @@ def test_policies_lists_bundles_and_heuristics(tmp_path: Path) -> None:
         ("kais", "1.1.0"),
         ("kais", "1.0.0"),
     ]
-    assert [entry["name"] for entry in listed[2:]] == list(HEURISTIC_DISPATCH_NAMES)
+    heuristics = [(entry["decides"], entry["name"]) for entry in listed[2:]]
+    assert heuristics == [
+        *(("dispatch", name) for name in HEURISTIC_DISPATCH_NAMES),
+        *(("orchestration", name) for name in HEURISTIC_ORCHESTRATION_NAMES),
+    ]
     assert "kais" in run("policies", f"--models={tmp_path}").stdout
+
+
+def test_policies_says_what_each_decides(tmp_path: Path) -> None:
+    write_example_bundle(tmp_path)
+    write_orchestration_bundle(tmp_path)
+    listed = json.loads(run("policies", f"--models={tmp_path}", "--json").stdout)
+    decides = {entry["name"]: entry["decides"] for entry in listed if entry["kind"] == "model"}
+    assert decides == {"gpg": "orchestration", "kais": "dispatch"}
 
 
 def test_policies_tells_of_a_bundle_that_is_refused(tmp_path: Path) -> None:
@@ -118,7 +131,16 @@ def test_policies_of_no_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["serve"], ["query"], ["query", "dispatch"], ["query", "state"], ["policies"]]
+    "command",
+    [
+        [],
+        ["serve"],
+        ["query"],
+        ["query", "dispatch"],
+        ["query", "orchestrate"],
+        ["query", "state"],
+        ["policies"],
+    ],
 )
 def test_every_command_has_help(command: list[str]) -> None:
     result = run(*command, "--help")
@@ -127,7 +149,7 @@ def test_every_command_has_help(command: list[str]) -> None:
 
 
 def test_query_where_nobody_listens() -> None:
-    for command in (["dispatch", "--service=s", "--access-point=a"], ["state"]):
+    for command in (["dispatch", "--service=s", "--access-point=a"], ["orchestrate"], ["state"]):
         result = run("query", *command, "--address=127.0.0.1:1")
         assert result.exit_code == 1
         assert "no server answers at 127.0.0.1:1" in result.stderr
