@@ -317,7 +317,9 @@ class OrchestrationLogic:
         query = OrchestrationQuery(
             graph,
             OrchestrationOptions(
-                question.maximum_actions, _rows_of_services(question.protected_services, topology)
+                question.maximum_actions,
+                _rows_of_services(question.protected_services, topology),
+                MAXIMUM_ACTIONS,
             ),
             read.copy() if question.dry_run else read,
             pending,

@@ -20,6 +20,7 @@ answer are feasible together, in their order. What a deletion frees is not count
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -43,12 +44,14 @@ class OrchestrationOptions:
 
     Attributes:
         maximum_actions: at most so many actions per system; None: as many as the policy sees fit (learned ones 2, the
-            H of the KaiS paper).
+            H of the KaiS paper), but not more than ``ceiling``.
         protected_services: int64, rows of services that lose no replica.
+        ceiling: at most so many actions per system, whatever the policy sees fit; None: no bound.
     """
 
     maximum_actions: int | None = None
     protected_services: Int64Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    ceiling: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +104,7 @@ class FramePlan:
         graph: of the snapshot decided on.
         options: of every system in it.
         actions: in order.
+        most: actions that each system may have.
         pending: int64 [S, W], replicas that earlier answers of this frame added and the snapshot does not show yet;
             those they deleted count negative.
     """
@@ -147,16 +151,15 @@ class FramePlan:
         self._given = np.zeros(graph.systems, np.int64)
         self._planned = np.zeros(shape, np.int64)
         self.pending: Int64Array = np.zeros(shape, np.int64)
-        self._most = np.iinfo(np.int64).max
-        if self.options.maximum_actions is not None:
-            self._most = self.options.maximum_actions
+        bounds = (self.options.maximum_actions, self.options.ceiling)
+        self.most: int = min((bound for bound in bounds if bound is not None), default=sys.maxsize)
         now_seconds = graph.snapshot.taken_at_seconds if query.now_seconds is None else query.now_seconds
         self._take_in(query.memory.given(now_seconds))
 
     def additions(self, nodes: Int64Array) -> BoolArray:
         """bool [K, W]: whether a replica of each service may be added to each of K nodes (rows)."""
         static = self.graph.topology
-        free = static.node_is_edge[nodes] & (self._given[static.node_system[nodes]] < self._most)
+        free = static.node_is_edge[nodes] & (self._given[static.node_system[nodes]] < self.most)
         feasible = (self._memory_held[nodes, None] + self._memory_needed <= self._memory[nodes, None]) & (
             self._cpu_held[nodes, None] + self._cpu_needed <= self._cpu[nodes, None]
         )
@@ -172,7 +175,7 @@ class FramePlan:
         feasible &= self._ready[system] >= 2
         feasible |= self._deletable_starting[nodes] > 0
         feasible &= self._live[system] >= 2
-        feasible &= (self._given[system] < self._most)[:, None]
+        feasible &= (self._given[system] < self.most)[:, None]
         feasible &= ~self._added[nodes]
         return feasible
 
@@ -192,7 +195,7 @@ class FramePlan:
 
     def may_act(self, node: int) -> bool:
         """Whether the system of a node has not had all the actions it may have."""
-        return bool(self._given[self.graph.topology.node_system[node]] < self._most)
+        return bool(self._given[self.graph.topology.node_system[node]] < self.most)
 
     def lacks_memory(self) -> BoolArray:
         """bool [N, W]: whether a node's memory is in the way of adding a replica of each service."""
@@ -239,7 +242,7 @@ class FramePlan:
             or self._added[node, service]
             or self._live[system, service] < 2
             or (not self._starting[replica] and self._ready[system, service] < 2)
-            or self._given[system] >= self._most
+            or self._given[system] >= self.most
         ):
             return False
         self._drop(replica)

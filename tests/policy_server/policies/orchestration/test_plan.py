@@ -305,10 +305,18 @@ def with_third_replica(snapshot: Snapshot, node: int) -> Snapshot:
     return Snapshot(grown, idle_load(grown), taken_at_seconds=snapshot.taken_at_seconds)
 
 
-@pytest.mark.parametrize("most", [1, 3])
-def test_no_system_gets_more_than_it_may(most: int) -> None:
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [
+        (OrchestrationOptions(maximum_actions=1), 1),
+        (OrchestrationOptions(maximum_actions=3), 3),
+        (OrchestrationOptions(ceiling=2), 2),
+        (OrchestrationOptions(maximum_actions=3, ceiling=2), 2),
+    ],
+)
+def test_no_system_gets_more_than_it_may(options: OrchestrationOptions, most: int) -> None:
     united = disjoint_union([example_snapshot(example_topology(seed=seed), seed) for seed in (1, 1)])
-    plan = FramePlan(query_of(united, OrchestrationOptions(maximum_actions=most)))
+    plan = FramePlan(query_of(united, options))
     for node in range(len(united.topology.nodes.names)):
         for service in range(plan.graph.services):
             plan.add(node, service)
