@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -132,6 +132,21 @@ def load_config(folder: Path, algorithm: Algorithm[ConfigT, StateT]) -> ConfigT:
             f"{path}: {error}; it was written by another command than `policy-train {algorithm.command}`, or by "
             "another version of the training code"
         ) from None
+
+
+def orchestrates(folder: Path) -> bool:
+    """Whether a run folder is one of ``policy-train orchestrate``.
+
+    Raises:
+        RunError: it holds no configuration.
+    """
+    path = folder / CONFIG_FILE
+    if not path.exists():
+        raise RunError(
+            f"{folder}: holds no {CONFIG_FILE}; train into it first with `policy-train {DISPATCH.command}` or "
+            f"`policy-train {ORCHESTRATION.command}`"
+        )
+    return set(json.loads(path.read_text())) == {column.name for column in fields(GpgConfig)}
 
 
 def save_checkpoint(folder: Path, state: CmmacState | GpgState) -> None:

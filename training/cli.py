@@ -8,7 +8,7 @@ import subprocess
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
@@ -19,10 +19,17 @@ from training.progress import progress_bar
 from training.simulator.presets import PRESETS
 from training.workloads.patterns import Pattern
 
+if TYPE_CHECKING:
+    from policy_server.runtime.manifest import TrainingRecord
+
 # torch and matplotlib take seconds to import, so the commands that need them import them.
 from training.algorithms.cmmac import CmmacConfig  # isort: skip
 from training.algorithms.gpg import GpgConfig  # isort: skip
-from training.orchestration_commands import evaluate_joint, train_orchestration  # isort: skip
+from training.orchestration_commands import (  # isort: skip
+    evaluate_joint,
+    train_jointly,
+    train_orchestration,
+)
 
 _notices = Console(stderr=True)
 
@@ -134,6 +141,7 @@ def train_dispatch(
 
 
 main.add_command(train_orchestration)
+main.add_command(train_jointly)
 
 
 @main.group("evaluate")
@@ -309,39 +317,57 @@ def export_command(
     evaluations: tuple[Path, ...],
     as_json: bool,
 ) -> None:
-    """Export a trained dispatch policy as a model bundle, verified against torch."""
-    import torch
-
+    """Export a trained dispatch or orchestration policy as a model bundle, verified against torch."""
     from policy_server.runtime.bundle import BundleError
-    from policy_server.runtime.manifest import TrainingRecord
-    from training.checkpoints import DISPATCH, RunError, load_checkpoint
-    from training.export import ExportError, write_dispatch_bundle
+    from training.checkpoints import DISPATCH, ORCHESTRATION, RunError, load_checkpoint, orchestrates
+    from training.export import ExportError, write_dispatch_bundle, write_orchestration_bundle
 
+    recorded = _recorded_evaluations(evaluations)
     try:
-        config, state = load_checkpoint(folder, DISPATCH)
-        bundle = write_dispatch_bundle(
-            state.actor,
-            root,
-            version=version,
-            sampling_temperature=sampling_temperature,
-            training=TrainingRecord(
-                command=training_command(config),
-                seed=config.seed,
-                data=f"generated patterns {', '.join(Pattern)}, training seeds, presets "
-                f"{', '.join(dict.fromkeys(config.presets))}",
-                git_commit=_git_commit(),
-                torch_version=str(torch.__version__),
-                steps=state.decisions,
-                wall_seconds=state.seconds,
-            ),
-            evaluation=_recorded_evaluations(evaluations),
-        )
+        if orchestrates(folder):
+            gpg_config, gpg_state = load_checkpoint(folder, ORCHESTRATION)
+            bundle = write_orchestration_bundle(
+                gpg_state.actor,
+                root,
+                version=version,
+                sampling_temperature=sampling_temperature,
+                training=_training_record(gpg_config, gpg_state.frames, gpg_state.seconds),
+                evaluation=recorded,
+            )
+        else:
+            config, state = load_checkpoint(folder, DISPATCH)
+            bundle = write_dispatch_bundle(
+                state.actor,
+                root,
+                version=version,
+                sampling_temperature=sampling_temperature,
+                training=_training_record(config, state.decisions, state.seconds),
+                evaluation=recorded,
+            )
     except (RunError, ExportError, BundleError) as error:
         raise click.ClickException(str(error)) from None
     if as_json:
         click.echo(json.dumps({"bundle": str(bundle)}))
     else:
         _notices.print(f"exported {bundle}")
+
+
+def _training_record(config: CmmacConfig | GpgConfig, steps: int, seconds: float) -> TrainingRecord:
+    import torch
+
+    from policy_server.runtime.manifest import TrainingRecord
+
+    scenario = "" if isinstance(config, CmmacConfig) else "orchestration scenarios of "
+    return TrainingRecord(
+        command=training_command(config),
+        seed=config.seed,
+        data=f"generated patterns {', '.join(Pattern)}, training seeds, {scenario}presets "
+        f"{', '.join(dict.fromkeys(config.presets))}",
+        git_commit=_git_commit(),
+        torch_version=str(torch.__version__),
+        steps=steps,
+        wall_seconds=seconds,
+    )
 
 
 def _recorded_evaluations(paths: tuple[Path, ...]) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""``policy-train orchestrate`` and ``policy-train evaluate joint``."""
+"""``policy-train orchestrate``, ``policy-train joint`` and ``policy-train evaluate joint``."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from training.algorithms.gpg import GpgConfig
+from training.algorithms.two_scales import JointConfig
 from training.hyperparameters import given_hyperparameters, hyperparameter_options
-from training.orchestration_scenarios import DEFAULT_SETTING
+from training.orchestration_scenarios import DEFAULT_SETTING, DEFAULT_STEPS
 from training.progress import progress_bar
 from training.simulator.presets import PRESETS
 from training.workloads.patterns import Pattern
@@ -137,6 +138,110 @@ def train_orchestration(
         )
 
 
+@click.command("joint")
+@click.option(
+    "--run",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    required=True,
+    help="Folder for the best pair, as the runs `dispatch` and `orchestration` to export, and for joint.json.",
+)
+@click.option(
+    "--orchestration-run",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    required=True,
+    help="Run of `policy-train orchestrate` to start from.",
+)
+@click.option(
+    "--models",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="Folder of bundles with the dispatch policy to start from. [default: those shipped]",
+)
+@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="CPU threads of torch.")
+@click.option(
+    "--runners",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Processes that play orchestration's episodes; 1: this one.",
+)
+@click.option("--ray-address", help="Play episodes on this Ray cluster instead; `local` starts one here.")
+@click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON.")
+@hyperparameter_options(JointConfig)
+def train_jointly(
+    folder: Path,
+    orchestration_run: Path,
+    models: Path | None,
+    threads: int,
+    runners: int,
+    ray_address: str | None,
+    as_json: bool,
+    **arguments: Any,
+) -> None:
+    """Train dispatch and orchestration for each other: one alone, in turn or together; keep the best pair."""
+    import torch
+
+    from policy_server.runtime.bundle import BundleError
+    from training.algorithms import two_scales
+    from training.algorithms.runners import RunnerError, start_runners
+    from training.checkpoints import ORCHESTRATION, RunError, create_run, load_checkpoint, save_checkpoint
+    from training.orchestration_validation import OrchestrationValidation
+    from training.restore import shipped_dispatch
+
+    torch.set_num_threads(threads)
+    try:
+        config = JointConfig(**given_hyperparameters(JointConfig, arguments))
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    if (folder / JOINT_FILE).exists():
+        raise click.ClickException(f"{folder}: holds a run already; choose another folder")
+    try:
+        gpg_config, gpg_state = load_checkpoint(orchestration_run, ORCHESTRATION)
+        cmmac_config, cmmac_state = shipped_dispatch(models)
+        started_runners = start_runners(runners, ray_address)
+    except (RunError, RunnerError, BundleError, LookupError, ValueError) as error:
+        raise click.ClickException(str(error)) from None
+    state = two_scales.JointState(cmmac_config, cmmac_state, gpg_config, gpg_state)
+
+    def validate(pair: two_scales.JointState) -> float:
+        validation = OrchestrationValidation(
+            preset=gpg_config.presets[0], steps=gpg_config.steps, dispatch=pair.dispatch.actor
+        )
+        return validation.actor(pair.orchestration.actor)
+
+    with started_runners, progress_bar() as progress:
+        task = progress.add_task(config.schedule, total=config.rounds, figures="validating the pair given")
+
+        def on_round(number: int, pair: two_scales.JointState, rate: float) -> None:
+            progress.update(task, completed=number, figures=f"validation throughput rate {rate:.4f}")
+
+        try:
+            rates = two_scales.train(config, state, started_runners, validate, on_round=on_round)
+        except RunnerError as error:
+            raise click.ClickException(str(error)) from None
+    create_run(folder / "dispatch", cmmac_config)
+    save_checkpoint(folder / "dispatch", state.dispatch)
+    create_run(folder / "orchestration", gpg_config)
+    save_checkpoint(folder / "orchestration", state.orchestration)
+    summary = {
+        "run": str(folder),
+        "config": asdict(config),
+        "validation_throughput_rates": rates,
+        "best_round": rates.index(max(rates)),
+    }
+    (folder / JOINT_FILE).write_text(json.dumps(summary, indent=2) + "\n")
+    if as_json:
+        click.echo(json.dumps(summary))
+    else:
+        _notices.print(
+            f"{config.schedule}: validation throughput rate {rates[0]:.4f} before, best {max(rates):.4f} after round "
+            f"{rates.index(max(rates))} of {config.rounds}; the pair is in {folder}"
+        )
+
+
+JOINT_FILE = "joint.json"
+
+
 def _labelled(context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, Path]:
     """``LABEL=FOLDER`` options by label."""
     folders: dict[str, Path] = {}
@@ -182,7 +287,7 @@ def _labelled(context: click.Context, option: click.Parameter, values: tuple[str
 @click.option(
     "--steps",
     type=click.IntRange(1),
-    default=GpgConfig.steps,
+    default=DEFAULT_STEPS,
     show_default=True,
     help="H: most actions per frame of the learned orchestration and of Greedy.",
 )

@@ -75,6 +75,8 @@ class OrchestrationSetting:
 
 
 DEFAULT_SETTING = OrchestrationSetting()
+DEFAULT_STEPS = 8
+"""H of reported evaluations: most actions per frame and system of the learned policy. KaiS takes 2."""
 
 
 def orchestration_simulator(

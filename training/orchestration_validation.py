@@ -13,9 +13,10 @@ import numpy as np
 from policy_server.cluster.actions import OrchestrationAction
 from policy_server.policies.orchestration.plan import FramePlan, OrchestrationOptions
 from policy_server.policies.orchestration.rules import heuristic_orchestration
+from training.algorithms.episode_jobs import slot_stepper
 from training.algorithms.frames import pick_frame
-from training.environments.compiled_dispatch import CompiledDispatch
 from training.environments.orchestration import OrchestrationEnvironment, decided
+from training.networks.dispatch import DispatchActor
 from training.networks.orchestration import OrchestrationActor
 from training.orchestration_scenarios import DEFAULT_SETTING, OrchestrationSetting, orchestration_simulator
 from training.scenarios import Scenario
@@ -29,19 +30,21 @@ VALIDATION_RULES = ("static", "greedy", "gsp-ss")
 
 @dataclass(frozen=True, kw_only=True)
 class OrchestrationValidation:
-    """Fixed scenarios: every pattern with a few seeds, dispatch by earliest completion.
+    """Fixed scenarios: every pattern with a few seeds.
 
     Attributes:
         preset: system configuration.
         seeds_per_pattern: systems of each pattern.
         steps: most actions per frame and system, of learned policies and rules alike.
         setting: see its class.
+        dispatch: a learned dispatch; None: earliest completion, compiled.
     """
 
     preset: str = "testbed-40"
     seeds_per_pattern: int = 2
-    steps: int = 8
+    steps: int = 4
     setting: OrchestrationSetting = DEFAULT_SETTING
+    dispatch: DispatchActor | None = None
 
     def throughput_rate(self, decide: Decide) -> float:
         """Mean throughput rate of a policy over the scenarios."""
@@ -55,7 +58,7 @@ class OrchestrationValidation:
         )
         environment = OrchestrationEnvironment(
             simulator,
-            CompiledDispatch(simulator),
+            slot_stepper(simulator, self.dispatch),
             options=OrchestrationOptions(maximum_actions=self.steps),
         )
         environment.step([], slots=self.setting.settle_slots)

@@ -19,9 +19,13 @@ from policy_server.policies.orchestration.rules import heuristic_orchestration
 from training.algorithms.frames import Episodes, FrameStep, imitated, play, sampled
 from training.algorithms.gpg import GpgConfig, initial_actor
 from training.environments.compiled_dispatch import CompiledDispatch
-from training.environments.orchestration import OrchestrationEnvironment
+from training.environments.dispatch import DispatchEnvironment
+from training.environments.orchestration import OrchestrationEnvironment, PolicyDispatch, SlotStepper
+from training.networks.dispatch import DispatchActor
+from training.networks.policies import TorchDispatch
 from training.orchestration_scenarios import OrchestrationSetting, orchestration_simulator
 from training.scenarios import Scenario
+from training.simulator.simulator import VectorSimulator
 
 SCENARIOS_PER_JOB = 3
 TEACHER = "gsp-ss"
@@ -39,6 +43,7 @@ class EpisodeJob:
         batch: number of the update, or of the batch to imitate.
         part: which of the batch's jobs.
         weights: of the actor; none for imitation.
+        dispatch: a learned dispatch to play with; None: earliest completion, compiled.
     """
 
     config: GpgConfig
@@ -46,12 +51,19 @@ class EpisodeJob:
     batch: int
     part: int
     weights: Mapping[str, Tensor]
+    dispatch: DispatchActor | None = None
 
 
-def jobs(config: GpgConfig, kind: Kind, batch: int, weights: Mapping[str, Tensor]) -> list[EpisodeJob]:
+def jobs(
+    config: GpgConfig,
+    kind: Kind,
+    batch: int,
+    weights: Mapping[str, Tensor],
+    dispatch: DispatchActor | None = None,
+) -> list[EpisodeJob]:
     """The jobs of one batch."""
     parts = -(-config.scenarios // SCENARIOS_PER_JOB)
-    return [EpisodeJob(config, kind, batch, part, weights) for part in range(parts)]
+    return [EpisodeJob(config, kind, batch, part, weights, dispatch) for part in range(parts)]
 
 
 def play_job(job: EpisodeJob) -> Episodes:
@@ -71,7 +83,7 @@ def play_job(job: EpisodeJob) -> Episodes:
     simulator = orchestration_simulator(scenarios, setting, repeats=repeats, spare_frames=1)
     options = OrchestrationOptions(maximum_actions=config.steps)
     environment = OrchestrationEnvironment(
-        simulator, CompiledDispatch(simulator), cost_weight=config.cost_weight, options=options
+        simulator, slot_stepper(simulator, job.dispatch), cost_weight=config.cost_weight, options=options
     )
     if setting.settle_slots:
         environment.step([], slots=setting.settle_slots)
@@ -83,3 +95,11 @@ def play_job(job: EpisodeJob) -> Episodes:
         actor.load_state_dict(job.weights)
         decide = partial(sampled, actor=actor, random=random, steps=config.steps)
     return play(environment, decide, frames=config.frames, repeats=repeats)
+
+
+def slot_stepper(simulator: VectorSimulator, dispatch: DispatchActor | None) -> SlotStepper:
+    """Dispatch by an actor's best choices, or by compiled earliest completion."""
+    if dispatch is None:
+        return CompiledDispatch(simulator)
+    environment = DispatchEnvironment(simulator, random=np.random.default_rng(0))
+    return PolicyDispatch(environment, TorchDispatch(dispatch, sampling_temperature=0.0))

@@ -17,6 +17,7 @@ import torch
 from training.algorithms.episode_jobs import EpisodeJob, jobs, play_job
 from training.algorithms.frames import Episodes
 from training.algorithms.gpg import GpgConfig
+from training.networks.dispatch import DispatchActor
 from training.networks.orchestration import OrchestrationActor
 
 ATTEMPTS = 4
@@ -177,20 +178,22 @@ class JobSource:
     Args:
         config: hyperparameters.
         runners: play them.
+        dispatch: see :class:`~training.algorithms.episode_jobs.EpisodeJob`.
     """
 
-    def __init__(self, config: GpgConfig, runners: Runners) -> None:
+    def __init__(self, config: GpgConfig, runners: Runners, *, dispatch: DispatchActor | None = None) -> None:
         self._config = config
         self._runners = runners
+        self._dispatch = dispatch
 
     def imitation(self, batch: int) -> list[Episodes]:
         """Episodes of the rule to imitate."""
-        return self._runners.play(jobs(self._config, "imitation", batch, {}))
+        return self._runners.play(jobs(self._config, "imitation", batch, {}, self._dispatch))
 
     def rollouts(self, actor: OrchestrationActor, batch: int) -> list[Episodes]:
         """Episodes sampled from the actor."""
         weights = {name: values.detach().clone() for name, values in actor.state_dict().items()}
-        return self._runners.play(jobs(self._config, "rollout", batch, weights))
+        return self._runners.play(jobs(self._config, "rollout", batch, weights, self._dispatch))
 
 
 def start_runners(runners: int, ray_address: str | None) -> Runners:

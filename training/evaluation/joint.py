@@ -29,7 +29,12 @@ from training.environments.dispatch import DispatchEnvironment
 from training.environments.orchestration import OrchestrationEnvironment, PolicyDispatch, decided
 from training.evaluation.dispatch import LEARNED, NATIVE, learned_dispatch
 from training.evaluation.statistics import Estimate, estimate
-from training.orchestration_scenarios import DEFAULT_SETTING, OrchestrationSetting, orchestration_simulator
+from training.orchestration_scenarios import (
+    DEFAULT_SETTING,
+    DEFAULT_STEPS,
+    OrchestrationSetting,
+    orchestration_simulator,
+)
 from training.scenarios import Scenario
 from training.simulator.simulator import SimulatorConfig
 from training.workloads.patterns import Pattern
@@ -86,7 +91,7 @@ class JointEvaluation:
     seeds: int = 20
     load: float = 1.0
     combinations: tuple[str, ...] = DEFAULT_COMBINATIONS
-    steps: int = 8
+    steps: int = DEFAULT_STEPS
     setting: OrchestrationSetting = DEFAULT_SETTING
     models: Path | None = None
     others: Mapping[str, Path] = field(default_factory=dict)
