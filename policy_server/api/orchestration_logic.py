@@ -434,5 +434,5 @@ def _feasibility(planned: PlannedAction, topology: Topology) -> str:
         )
     endpoint = topology.replicas.endpoints[planned.action.replica]
     state = "has requests and must drain first" if planned.drain_first else "is idle"
-    others = "replica" if planned.replicas == 1 else "replicas"
-    return f"{endpoint} {state}; {planned.replicas} other {others} of {service} remain"
+    others = f"replica of {service} remains" if planned.replicas == 1 else f"replicas of {service} remain"
+    return f"{endpoint} {state}; {planned.replicas} other {others}"

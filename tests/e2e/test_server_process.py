@@ -264,7 +264,7 @@ def test_queries_from_the_shell(server: ServerProcess) -> None:
     # Picks on their way make a replica busy.
     assert {first["kind"], second["kind"]} <= {"ACTION_KIND_DELETE", "ACTION_KIND_DRAIN"}
     assert first["feasibility"].endswith("2 other replicas of service remain")
-    assert second["feasibility"].endswith("1 other replica of service remain")
+    assert second["feasibility"].endswith("1 other replica of service remains")
     shown = cli("query", "orchestrate", address, "--policy=greedy", "--max-actions=1", "--protect=service")
     assert shown.returncode == 0
     assert "no action: leave everything as it is" in shown.stdout

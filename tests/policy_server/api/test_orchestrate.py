@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from policy_server.cluster.snapshot import ReplicaState, Snapshot, idle_load
+from policy_server.policies.heuristics import UnknownPolicyError
 from policy_server.policies.orchestration.onnx import OnnxOrchestration
 from policy_server.policies.orchestration.plan import FramePlan
 from policy_server.proto.policy.v1.decision_pb2 import (
@@ -92,7 +93,7 @@ class TestAnswer:
             (ACTION_KIND_DELETE, "10.0.0.1:8080", "node-1"),
         ]
         assert response.actions[0].feasibility == "10.0.0.0:8080 is idle; 2 other replicas of service remain"
-        assert response.actions[1].feasibility == "10.0.0.1:8080 is idle; 1 other replica of service remain"
+        assert response.actions[1].feasibility == "10.0.0.1:8080 is idle; 1 other replica of service remains"
 
     async def test_a_pick_on_its_way_makes_a_replica_busy(self) -> None:
         async with running_server(one_service_snapshot([Endpoint(speed=2.0), Endpoint()])) as serving:
@@ -334,6 +335,11 @@ class TestPolicies:
             source = (await serving.orchestrate()).provenance
             assert (source.policy, source.source) == ("gpg", DECISION_SOURCE_LEARNED)
             assert (await serving.dispatch()).provenance.policy == "kais"
+
+    async def test_an_unknown_policy_cannot_be_the_active_one(self) -> None:
+        with pytest.raises(UnknownPolicyError, match="policy: 'wishful' is unknown; choose one of"):
+            async with running_server(orchestration_policy="wishful"):
+                pass
 
     async def test_kinds_do_not_mix(self, tmp_path: Path) -> None:
         write_orchestration_bundle(tmp_path)

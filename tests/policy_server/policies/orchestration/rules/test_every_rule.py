@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from policy_server.cluster.actions import AddReplica
 from policy_server.cluster.snapshot import Snapshot
 from policy_server.policies.orchestration.memory import FrameMemory
 from policy_server.policies.orchestration.plan import OrchestrationOptions
@@ -25,7 +26,7 @@ from tests.support.orchestrating import (
     query_of,
     strange_systems,
 )
-from tests.support.systems import systems_of_same_services
+from tests.support.systems import random_order, reordered, systems_of_same_services
 
 every_rule = pytest.mark.parametrize("name", HEURISTIC_ORCHESTRATION_NAMES)
 relaxed = settings(suppress_health_check=[HealthCheck.too_slow], max_examples=60)
@@ -96,6 +97,23 @@ def test_additions_are_scored_where_they_are_feasible(
     (decision,) = heuristic_orchestration("static").decide([query], random_numbers())
     feasible = decision.plan.additions(np.arange(len(scores)))[:, service]
     np.testing.assert_array_equal(np.isfinite(scores), feasible)
+
+
+@pytest.mark.parametrize("name", ["greedy", "gsp-ss"])
+@relaxed
+@given(snapshot=crowded_snapshots(), seed=st.integers(0, 2**16))
+def test_additions_do_not_depend_on_the_order_of_rows(name: str, snapshot: Snapshot, seed: int) -> None:
+    def added(of: Snapshot) -> list[tuple[str, str]]:
+        options = OrchestrationOptions(maximum_actions=4)
+        (decision,) = heuristic_orchestration(name).decide([query_of(of, options)], random_numbers())
+        topology = of.topology
+        return [
+            (topology.nodes.names[planned.node], topology.services.names[planned.service])
+            for planned in decision.plan.actions
+            if isinstance(planned.action, AddReplica)
+        ]
+
+    assert added(reordered(snapshot, random_order(snapshot.topology, seed))) == added(snapshot)
 
 
 def test_static_never_acts() -> None:

@@ -60,7 +60,11 @@ def plain_greedy(snapshot: Snapshot, steps: int) -> FramePlan:
         if not feasible:
             need[access_point, service] = 0.0
             continue
-        plan.add(max(feasible, key=free), service, largest)
+        plan.add(
+            max(feasible, key=lambda n: (free(n), float(nodes.cpu_millicores[n]) * float(nodes.speed[n]))),
+            service,
+            largest,
+        )
         before = sum(live(r) for r in rows if replicas.service[r] == service and replicas.node[r] in there)
         need[access_point, service] *= before / (before + 1)
         taken += 1

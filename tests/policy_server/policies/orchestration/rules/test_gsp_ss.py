@@ -18,10 +18,15 @@ from tests.support.orchestrating import crowded_snapshots, query_of
 from tests.support.systems import Endpoint, one_service_snapshot
 
 
+def power(snapshot: Snapshot, node: int) -> float:
+    nodes = snapshot.topology.nodes
+    return float(nodes.cpu_millicores[node]) * float(nodes.speed[node])
+
+
 def share(snapshot: Snapshot, node: int, service: int) -> float:
-    nodes, services = snapshot.topology.nodes, snapshot.topology.services
+    services = snapshot.topology.services
     work = float(services.cpu_millicores[service]) * float(services.execution_seconds[service])
-    return work / (float(nodes.cpu_millicores[node]) * float(nodes.speed[node]))
+    return work / power(snapshot, node)
 
 
 def parts(
@@ -42,17 +47,20 @@ def plain_additions(snapshot: Snapshot, most: int) -> list[OrchestrationAction]:
     room, far, unserved = schedule.room.copy(), schedule.far.copy(), schedule.unserved.copy()
     nodes, width = range(len(room)), far.shape[1]
     while True:
-        best: tuple[float, int, int] = (1e-9, -1, -1)
+        gains: list[tuple[float, int, int]] = []
         for node in nodes:
             feasible = plan.additions(np.array([node]))[0]
             for service in range(width):
                 near, near_unserved, elsewhere = parts(snapshot, room, far, unserved, node, service)
                 gain = near_unserved + (near - near_unserved) / 2 + elsewhere / 2
-                if feasible[service] and gain > best[0]:
-                    best = gain, node, service
-        gain, node, service = best
-        if node < 0:
+                if feasible[service]:
+                    gains.append((gain, node, service))
+        largest = max(gains, default=(0.0, 0, 0))[0]
+        if largest <= 1e-6:
             return [planned.action for planned in plan.actions]
+        equal = [entry for entry in gains if entry[0] >= largest * (1 - 1e-9)]
+        node = max((node for _, node, _ in equal), key=lambda node: room[node] * power(snapshot, node))
+        gain, _, service = max((entry for entry in equal if entry[1] == node), key=lambda entry: entry[0])
         near, near_unserved, elsewhere = parts(snapshot, room, far, unserved, node, service)
         assert plan.add(node, service, gain)
         far[snapshot.topology.nodes.access_point[node], service] -= near
