@@ -54,7 +54,7 @@ class GpgConfig:
     """Scenarios per batch."""
     repeats: int = 4
     """Episodes of each scenario, with identical arrivals; their mean is the baseline."""
-    presets: tuple[str, ...] = ("testbed-40", "testbed-40", "testbed-100")
+    presets: tuple[str, ...] = ("testbed-40",)
     """Jobs of scenarios take these in turn."""
     load_range: tuple[float, float] = (0.7, 1.3)
     """Mean request rate as a multiple of the preset's reference rate, drawn uniformly per scenario."""
