@@ -13,6 +13,7 @@ import grpc
 import numpy as np
 import pytest
 
+from policy_server.api import orchestration_logic
 from policy_server.cluster.snapshot import ReplicaState, Snapshot, idle_load
 from policy_server.policies.heuristics import UnknownPolicyError
 from policy_server.policies.orchestration.onnx import OnnxOrchestration
@@ -181,6 +182,20 @@ class TestFrame:
             west = places(await serving.orchestrate(inline_state=state, cluster="west"))
         assert nameless[0] == nameless[1] == east[0] == west
         assert not set(east[0]) & set(east[1])
+
+    async def test_the_least_recent_name_is_forgotten(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(orchestration_logic, "_REMEMBERED_CLUSTERS", 2)
+        state = inline(BUSY)
+        async with running_server() as serving:
+
+            async def ask(cluster: str) -> list[tuple[int, str, str]]:
+                return places(await serving.orchestrate(inline_state=state, cluster=cluster))
+
+            first = await ask("east")
+            await ask("west")
+            assert await ask("east") != first
+            await ask("north")
+            assert await ask("west") == first
 
     async def test_the_held_state_and_inline_ones_do_not_share_a_memory(self) -> None:
         async with running_server(BUSY) as serving:
