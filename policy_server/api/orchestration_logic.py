@@ -10,6 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 
 import numpy as np
@@ -127,7 +128,7 @@ class OrchestrationLogic:
         self._memory_of_held = FrameMemory(limits.frame_seconds)
         self._memories: OrderedDict[str, FrameMemory] = OrderedDict()
         self._batcher: BackgroundBatcher[OrchestrationQuestion | _Stale, _Answered] = BackgroundBatcher(
-            self._decide_many, name="orchestration", clock=clock
+            self._decide_many, _forget, name="orchestration", clock=clock
         )
 
     async def orchestrate(
@@ -170,8 +171,12 @@ class OrchestrationLogic:
 
     async def _answer(self, question: OrchestrationQuestion, expires_at: float) -> OrchestrationAnswer:
         answered = await self._batcher.decide(question, expires_at - self._clock())
-        while answered.case.held is not None and answered.case.held is not self._store.held:
-            answered = await self._batcher.decide(_Stale(answered), expires_at - self._clock())
+        try:
+            while answered.case.held is not None and answered.case.held is not self._store.held:
+                answered = await self._batcher.decide(_Stale(answered), expires_at - self._clock())
+        except BaseException:
+            self._batcher.post(partial(_forget, answered))
+            raise
         self._metrics.orchestrated(
             answered.answer.origin, answered.seconds, [action.planned for action in answered.answer.actions]
         )
@@ -372,6 +377,13 @@ class _Answered:
     case: _Case
     answer: OrchestrationAnswer
     seconds: float = 0.0
+
+
+def _forget(answered: _Answered) -> None:
+    """An answer that reaches nobody was not given."""
+    case = answered.case
+    if case.memory is not None:
+        case.memory.forget(case.remembered)
 
 
 @dataclass(frozen=True, slots=True)

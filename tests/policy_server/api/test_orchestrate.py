@@ -294,6 +294,21 @@ class TestBatch:
             await first
             assert (await serving.orchestrate(policy="static")).provenance.policy == "static"
 
+    async def test_an_answer_that_nobody_waited_for_was_not_given(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        write_orchestration_bundle(tmp_path)
+        async with running_server(BUSY, models=tmp_path) as serving:
+            expected = places(await serving.orchestrate(dry_run=True))
+            held = Held(monkeypatch, OnnxOrchestration)
+            given_up = asyncio.create_task(serving.orchestrate())
+            await held.until_entered()
+            given_up.cancel()
+            while serving.server.orchestration.in_flight:
+                await asyncio.sleep(0.005)
+            held.release.set()
+            assert places(await serving.orchestrate()) == expected
+
 
 class TestStateThatChangesMeanwhile:
     async def answer_after(

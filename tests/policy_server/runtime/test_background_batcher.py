@@ -18,6 +18,7 @@ class Doubler:
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
         self.threads: set[str] = set()
+        self.taken_back: list[int] = []
         self.entered, self.release = threading.Event(), threading.Event()
         self.release.set()
 
@@ -46,7 +47,9 @@ def doubler() -> Doubler:
 
 @pytest.fixture
 async def batcher(doubler: Doubler) -> AsyncIterator[BackgroundBatcher[int, int]]:
-    made: BackgroundBatcher[int, int] = BackgroundBatcher(doubler, name="doubling", maximum_batch=3)
+    made: BackgroundBatcher[int, int] = BackgroundBatcher(
+        doubler, doubler.taken_back.append, name="doubling", maximum_batch=3
+    )
     yield made
     doubler.release.set()
     made.close()
@@ -92,6 +95,8 @@ async def test_whoever_gave_up_is_left_out(batcher: BackgroundBatcher[int, int],
     doubler.release.set()
     assert await kept == 6
     assert doubler.batches == [[1], [3]]
+    # Made already, for a caller who did not wait for it.
+    assert doubler.taken_back == [2]
 
 
 async def test_whose_time_has_passed_is_told_so(
