@@ -187,7 +187,12 @@ class OrchestrationGraph:
     @cached_property
     def system_demand_millicores(self) -> Float64Array:
         """float64 [S, W]: demand at all access points of each system."""
-        return self._per_system(self.demand_millicores)
+        return self.per_system(self.demand_millicores)
+
+    @cached_property
+    def system_live(self) -> Float64Array:
+        """float64 [S, W]: replicas on all nodes of each system, the cloud's included, that do not drain."""
+        return self.per_system(self.access_point_live)
 
     @cached_property
     def access_point_live(self) -> Float64Array:
@@ -260,14 +265,14 @@ class OrchestrationGraph:
             _pressure(demand, self._per_access_point(capacity * ready)),
             of_system(system_demand / system_cpu),
             of_system(
-                _pressure(system_demand, self._per_system(self._per_access_point(capacity * ready * edge)))
+                _pressure(system_demand, self.per_system(self._per_access_point(capacity * ready * edge)))
             ),
             waiting / own_cpu,
-            of_system(self._per_system(waiting) / system_cpu),
+            of_system(self.per_system(waiting) / system_cpu),
             np.log1p(self._per_access_point(ready)),
             np.log1p(self._per_access_point(load.replica_state == ReplicaState.STARTING)),
-            of_system(np.log1p(self._per_system(self._per_access_point(ready & edge)))),
-            of_system(np.log1p(self._per_system(self._per_access_point(ready & ~edge)))),
+            of_system(np.log1p(self.per_system(self._per_access_point(ready & edge)))),
+            of_system(np.log1p(self.per_system(self._per_access_point(ready & ~edge)))),
             np.broadcast_to(services.cpu_millicores / 1000.0, shape),
             np.broadcast_to(services.memory_bytes / _GIBIBYTE, shape),
             np.broadcast_to(execution, shape),
@@ -368,10 +373,14 @@ class OrchestrationGraph:
         )
         return _sums(pair, values, (len(topology.access_points.names), self.services))
 
-    def _per_system(self, values: Float64Array) -> Float64Array:
+    def per_system(self, values: Float64Array) -> Float64Array:
         """float64 [S, W]: sums of rows of access points."""
+        system = self.snapshot.topology.access_points.system
         sums = np.zeros((self.systems, self.services))
-        np.add.at(sums, self.snapshot.topology.access_points.system, values)
+        # Access points are listed system by system.
+        present, first = np.unique(system, return_index=True)
+        if len(present):
+            sums[present] = np.add.reduceat(values, first, axis=0)
         return sums
 
 
