@@ -490,6 +490,16 @@ class TestRefusals:
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert (error.details() or "").startswith("state.topology.nodes: 4 nodes; at most 3 are accepted")
 
+    async def test_too_many_pairs(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(orchestration_logic, "MAXIMUM_NODE_SERVICES", 3)
+        async with running_server() as serving:
+            error = await error_of(serving.orchestrate(inline_state=inline(BUSY)))
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert error.details() == (
+            "inline_state.topology.services: 4 nodes x services; at most 3 are accepted; "
+            "split the system over several requests"
+        )
+
     @pytest.mark.parametrize(
         ("fields", "message"),
         [
