@@ -63,6 +63,14 @@ SCALING_BUDGETS = (
     Budget("containers.50.scale.p50_us", 1_000.0),
     Budget("containers.1000.scale.p50_us", 5_000.0),
 )
+ORCHESTRATION_BUDGETS = (
+    Budget("sizes.100.p50_ms", 3.0),
+    Budget("sizes.1000.p50_ms", 20.0),
+    Budget("sizes.10000.p50_ms", 200.0),
+    Budget("sizes.10000.resident_mib", 1024.0),
+    # Linear but for what larger systems lose to caches.
+    Budget("growth_exponent", 1.25),
+)
 BUDGETED_CANDIDATES = 10
 """Number of candidates the ratios' budgets are meant for."""
 

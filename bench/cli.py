@@ -222,6 +222,87 @@ def scale(
 
 
 @main.command()
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON on standard output.")
+@click.option(
+    "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the JSON report to this file."
+)
+@click.option(
+    "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw cost by size (PNG, SVG, PDF)."
+)
+@click.option(
+    "--models",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Directory of model bundles.  [default: those shipped with the package]",
+)
+@click.option("--policy", default="", help="Policy to ask for.  [default: the active one]")
+@click.option(
+    "--nodes",
+    "sizes",
+    type=click.IntRange(1),
+    multiple=True,
+    help="Edge nodes of a system; may be repeated.  [default: 100, 1000, 10000]",
+)
+@click.option("--repetitions", type=click.IntRange(1), default=20, show_default=True)
+@click.option(
+    "--inline-repetitions",
+    type=click.IntRange(0),
+    default=3,
+    show_default=True,
+    help="Of calls that carry the state along.",
+)
+@click.argument("server_arguments", nargs=-1, type=click.UNPROCESSED)
+def orchestrate(
+    as_json: bool,
+    output: Path | None,
+    plot: Path | None,
+    models: Path | None,
+    policy: str,
+    sizes: tuple[int, ...],
+    repetitions: int,
+    inline_repetitions: int,
+    server_arguments: tuple[str, ...],
+) -> None:
+    """Measure Orchestrate on systems of several sizes.
+
+    Starts `policy-server serve` for each size (SERVER_ARGUMENTS after a -- are passed on to it), reports the system,
+    and asks after every further report. Exits with 1 when the fallback answers, whose figures would mislead.
+    """
+    from functools import partial
+
+    from bench.commands import policy_server_command
+    from bench.orchestration import (
+        DEFAULT_SIZES,
+        MAXIMUM_MESSAGE_BYTES,
+        OrchestrationSettings,
+        measure_orchestration,
+    )
+    from bench.tables import orchestration_table
+
+    settings = OrchestrationSettings(sizes or DEFAULT_SIZES, repetitions, inline_repetitions)
+    large = (
+        "--max-message-bytes",
+        str(MAXIMUM_MESSAGE_BYTES),
+        "--orchestration-stale-after-seconds",
+        "86400",
+    )
+    command = partial(policy_server_command, models=models, arguments=(*large, *server_arguments))
+    with errors_reported():
+        with progress(settings.steps) as on_step:
+            report = measure_orchestration(command, policy, settings, on_step)
+        document = json.dumps(report.document(), indent=2)
+        if output is not None:
+            output.write_text(document + "\n", encoding="utf-8")
+        if plot is not None:
+            from bench.orchestration_plot import plot_orchestration
+
+            plot_orchestration(report, plot)
+    if as_json:
+        click.echo(document)
+    else:
+        _print(orchestration_table(report))
+
+
+@main.command()
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON on standard output.")
 @click.option(
     "--flavour",

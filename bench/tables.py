@@ -15,6 +15,7 @@ from bench.environment import Environment
 from bench.extender import ExtenderReport
 from bench.flavour_comparison import FlavourFigures
 from bench.latency import Mode
+from bench.orchestration import OrchestrationReport
 from bench.report import Report
 from bench.scaling_run import ScalingReport
 
@@ -143,6 +144,44 @@ def extender_table(report: ExtenderReport) -> RenderableType:
             )
         table.add_section()
     return Group(table, Text("\n".join(_machine(report.environment)), style="dim"))
+
+
+def orchestration_table(report: OrchestrationReport) -> RenderableType:
+    """Renders what orchestration costs by size."""
+    document = report.document()
+    table = Table(
+        title=f"Orchestrate, policy {report.policy}",
+        caption="as one caller sees it; held state and state carried inline",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    for heading in (
+        "nodes",
+        "nodes +\nlinks",
+        "held\np50, ms",
+        "budget\nms",
+        "",
+        "inline\np50, ms",
+        "report\nms",
+        "memory\nMiB",
+    ):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for size, figures in document["sizes"].items():
+        verdict = document["budgets"].get(f"sizes.{size}.p50_ms")
+        table.add_row(
+            size,
+            _number(figures["nodes"] + figures["links"]),
+            _number(figures["p50_ms"], 2),
+            _number(verdict["limit"] if verdict else None),
+            _verdict(Verdict(**verdict) if verdict else None),
+            _number(figures["inline_p50_ms"], 1),
+            _number(figures["report_ms"]),
+            _number(figures["resident_mib"]),
+        )
+    growth = document["growth_exponent"]
+    if growth is None:
+        return table
+    return Group(table, f"cost grows with (nodes + links) ^ {growth:.2f} between the two largest")
 
 
 def _verdict(verdict: Verdict | None) -> Text:

@@ -51,7 +51,7 @@ def ask_orchestration(
     Raises:
         click.ClickException: the server refuses, or none answers.
     """
-    return _ask(
+    return ask(
         address,
         lambda channel: OrchestrationServiceStub(channel).Orchestrate(request, timeout=timeout_seconds),
     )
@@ -63,7 +63,7 @@ def ask_scale(address: str, request: ScaleRequest, timeout_seconds: float) -> Sc
     Raises:
         click.ClickException: the server refuses, or none answers.
     """
-    return _ask(address, lambda channel: ScalingServiceStub(channel).Scale(request, timeout=timeout_seconds))
+    return ask(address, lambda channel: ScalingServiceStub(channel).Scale(request, timeout=timeout_seconds))
 
 
 def ask_state(address: str, timeout_seconds: float) -> GetStateResponse:

@@ -8,23 +8,66 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
-from training.algorithms.cmmac import CmmacConfig, CmmacState, initial_state
+from training.algorithms import cmmac, gpg
+from training.algorithms.cmmac import CmmacConfig, CmmacState
+from training.algorithms.gpg import GpgConfig, GpgState
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    ConfigT = TypeVar("ConfigT", bound=DataclassInstance)
-
 CONFIG_FILE = "config.json"
 CHECKPOINT_FILE = "checkpoint.pt"
 HISTORY_FILE = "history.jsonl"
+
+ConfigT = TypeVar("ConfigT", CmmacConfig, GpgConfig)
+StateT = TypeVar("StateT", CmmacState, GpgState)
+BuiltT = TypeVar("BuiltT")
+
+
+@dataclass(frozen=True)
+class Algorithm(Generic[ConfigT, StateT]):
+    """What a run folder holds of an algorithm.
+
+    Attributes:
+        command: of ``policy-train`` that trains by it.
+        config: class of the hyperparameters.
+        initial_state: an untrained state.
+        parts: attributes of the state that hold networks and optimisers.
+        counters: whole numbers among its attributes.
+        sizes: hyperparameters that fix the form of the networks.
+    """
+
+    command: str
+    config: Callable[..., ConfigT]
+    initial_state: Callable[[ConfigT], StateT]
+    parts: tuple[str, ...]
+    counters: tuple[str, ...]
+    sizes: tuple[str, ...]
+
+
+DISPATCH = Algorithm(
+    command="dispatch",
+    config=CmmacConfig,
+    initial_state=cmmac.initial_state,
+    parts=("actor", "critic", "outcome_critic", "actor_optimiser", "critic_optimiser"),
+    counters=("update", "decisions"),
+    sizes=("embedding", "context"),
+)
+ORCHESTRATION = Algorithm(
+    command="orchestrate",
+    config=GpgConfig,
+    initial_state=gpg.initial_state,
+    parts=("actor", "critic", "actor_optimiser", "critic_optimiser"),
+    counters=("update", "frames"),
+    sizes=("embedding", "hidden", "encoder"),
+)
 
 
 class RunError(ValueError):
@@ -43,20 +86,23 @@ def create_run(folder: Path, config: DataclassInstance) -> None:
     write_config(folder, config)
 
 
-def resume_run(folder: Path, changes: Mapping[str, Any]) -> tuple[CmmacConfig, CmmacState]:
+def resume_run(
+    folder: Path, changes: Mapping[str, Any], algorithm: Algorithm[ConfigT, StateT]
+) -> tuple[ConfigT, StateT]:
     """Configuration and state to go on from. Changed hyperparameters hold from now on and are recorded.
 
     Args:
         folder: of the run.
         changes: hyperparameters by name.
+        algorithm: of the run.
 
     Raises:
         RunError: as :func:`load_checkpoint`, or the networks would change.
         ValueError: a hyperparameter has an impossible value.
     """
-    config, state = load_checkpoint(folder)
+    config, state = load_checkpoint(folder, algorithm)
     changed = replace(config, **changes)
-    for name in ("embedding", "context"):
+    for name in algorithm.sizes:
         if getattr(changed, name) != getattr(config, name):
             raise RunError(
                 f"{folder}: {name} is {getattr(config, name)} there, not {getattr(changed, name)}; networks keep "
@@ -68,21 +114,21 @@ def resume_run(folder: Path, changes: Mapping[str, Any]) -> tuple[CmmacConfig, C
     return changed, state
 
 
-def load_config(folder: Path) -> CmmacConfig:
-    """The configuration of a run of request dispatch.
+def load_config(folder: Path, algorithm: Algorithm[ConfigT, StateT]) -> ConfigT:
+    """The configuration of a run.
 
     Raises:
         RunError: as :func:`read_config`.
     """
-    return read_config(folder, CmmacConfig, "policy-train dispatch")
+    return read_config(folder, algorithm.config, f"policy-train {algorithm.command}")
 
 
-def read_config(folder: Path, kind: type[ConfigT], command: str) -> ConfigT:
+def read_config(folder: Path, build: Callable[..., BuiltT], command: str) -> BuiltT:
     """The configuration of a run.
 
     Args:
         folder: of the run.
-        kind: dataclass of the hyperparameters.
+        build: makes a configuration of hyperparameters by name.
         command: that trains into such a folder.
 
     Raises:
@@ -96,50 +142,65 @@ def read_config(folder: Path, kind: type[ConfigT], command: str) -> ConfigT:
         arguments: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
         }
-        return kind(**arguments)
+        return build(**arguments)
     except (TypeError, ValueError) as error:
-        raise RunError(f"{path}: {error}; it was written by another version of the training code") from None
+        raise RunError(
+            f"{path}: {error}; it was written by another command than `{command}`, or by another version of the "
+            "training code"
+        ) from None
 
 
-def save_checkpoint(folder: Path, state: CmmacState) -> None:
-    """Writes checkpoint and history."""
+def orchestrates(folder: Path) -> bool:
+    """Whether a run folder is one of ``policy-train orchestrate``.
+
+    Raises:
+        RunError: it holds no configuration.
+    """
+    path = folder / CONFIG_FILE
+    if not path.exists():
+        raise RunError(
+            f"{folder}: holds no {CONFIG_FILE}; train into it first with `policy-train {DISPATCH.command}` or "
+            f"`policy-train {ORCHESTRATION.command}`"
+        )
+    return set(json.loads(path.read_text())) == {column.name for column in fields(GpgConfig)}
+
+
+def save_checkpoint(folder: Path, state: CmmacState | GpgState) -> None:
+    """Writes the state in one step: a crash leaves the old checkpoint or the new one."""
+    algorithm = DISPATCH if isinstance(state, CmmacState) else ORCHESTRATION
     write_tensors(
         folder / CHECKPOINT_FILE,
         {
-            "actor": state.actor.state_dict(),
-            "critic": state.critic.state_dict(),
-            "outcome_critic": state.outcome_critic.state_dict(),
-            "actor_optimiser": state.actor_optimiser.state_dict(),
-            "critic_optimiser": state.critic_optimiser.state_dict(),
-            "update": state.update,
-            "decisions": state.decisions,
+            **{name: getattr(state, name).state_dict() for name in algorithm.parts},
+            **{name: getattr(state, name) for name in algorithm.counters},
             "seconds": state.seconds,
         },
     )
     write_history(folder, state.history)
 
 
-def load_checkpoint(folder: Path) -> tuple[CmmacConfig, CmmacState]:
+def load_checkpoint(folder: Path, algorithm: Algorithm[ConfigT, StateT]) -> tuple[ConfigT, StateT]:
     """Configuration and state of a run.
 
     Raises:
         RunError: no checkpoint, or one of other networks.
     """
-    config = load_config(folder)
+    config = load_config(folder, algorithm)
     path = folder / CHECKPOINT_FILE
     if not path.exists():
         raise RunError(
             f"{folder}: holds no {CHECKPOINT_FILE} yet; wait for the first checkpoint, or remove the folder and "
             "start anew if the run has ended"
         )
-    state = initial_state(config)
+    state = algorithm.initial_state(config)
     saved = torch.load(path, weights_only=True)
     try:
-        for name in ("actor", "critic", "outcome_critic", "actor_optimiser", "critic_optimiser"):
+        for name in algorithm.parts:
             getattr(state, name).load_state_dict(saved[name])
+        for name in algorithm.counters:
+            setattr(state, name, int(saved[name]))
     except (RuntimeError, KeyError, ValueError) as error:
         raise RunError(f"{path}: does not fit the networks of this version; train anew ({error})") from None
-    state.update, state.decisions = int(saved["update"]), int(saved["decisions"])
     state.seconds = float(saved["seconds"])
     state.history = read_history(folder)
     return config, state

@@ -6,7 +6,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
@@ -26,8 +26,17 @@ from training.scaling.cli import (
 from training.simulator.presets import PRESETS
 from training.workloads.patterns import Pattern
 
+if TYPE_CHECKING:
+    from policy_server.runtime.manifest import TrainingRecord
+
 # torch and matplotlib take seconds to import, so the commands that need them import them.
 from training.algorithms.cmmac import CmmacConfig  # isort: skip
+from training.algorithms.gpg import GpgConfig  # isort: skip
+from training.orchestration_commands import (  # isort: skip
+    evaluate_joint,
+    train_jointly,
+    train_orchestration,
+)
 
 _notices = Console(stderr=True)
 
@@ -62,7 +71,7 @@ def train_dispatch(
     import torch
 
     from training.algorithms import cmmac
-    from training.checkpoints import RunError, create_run, resume_run, save_checkpoint
+    from training.checkpoints import DISPATCH, RunError, create_run, resume_run, save_checkpoint
     from training.learning_plot import BASELINES_FILE, TrainingLog, plot_learning
     from training.networks.policies import TorchDispatch
     from training.validation import Validation
@@ -71,7 +80,7 @@ def train_dispatch(
     given = given_hyperparameters(CmmacConfig, arguments)
     try:
         if resume:
-            config, state = resume_run(folder, given)
+            config, state = resume_run(folder, given, DISPATCH)
         else:
             config = CmmacConfig(**given)
             create_run(folder, config)
@@ -84,7 +93,7 @@ def train_dispatch(
     if not (folder / BASELINES_FILE).exists():
         with _notices.status("running the baselines on the validation scenarios"):
             (folder / BASELINES_FILE).write_text(json.dumps(validation.baselines(), indent=2) + "\n")
-    with TrainingLog(folder) as log, progress_bar() as progress:
+    with TrainingLog(folder, "cmmac") as log, progress_bar() as progress:
         task = progress.add_task("cMMAC", total=config.updates, completed=state.update, figures="warm start")
 
         def on_update(current: cmmac.CmmacState, figures: dict[str, float]) -> None:
@@ -108,7 +117,12 @@ def train_dispatch(
             _notices.print(f"stopped at update {state.update}; go on with --run {folder} --resume")
             raise click.exceptions.Exit(130) from None
     plot = plot_learning(
-        folder, state.history, f"Learning to dispatch, seed {config.seed}, credit {config.credit}"
+        folder,
+        state.history,
+        f"Learning to dispatch, seed {config.seed}, credit {config.credit}",
+        learned="kais (cMMAC)",
+        effort="decisions",
+        unit=1e6,
     )
     summary = {
         "run": str(folder),
@@ -127,9 +141,16 @@ def train_dispatch(
         )
 
 
+main.add_command(train_orchestration)
+main.add_command(train_jointly)
+
+
 @main.group("evaluate")
 def evaluate_group() -> None:
     """Evaluate policies on held-out seeds and windows."""
+
+
+evaluate_group.add_command(evaluate_joint)
 
 
 @evaluate_group.command("dispatch")
@@ -275,33 +296,33 @@ def export_command(
     evaluations: tuple[Path, ...],
     as_json: bool,
 ) -> None:
-    """Export a trained dispatch policy as a model bundle, verified against torch."""
-    import torch
-
+    """Export a trained dispatch or orchestration policy as a model bundle, verified against torch."""
     from policy_server.runtime.bundle import BundleError
-    from policy_server.runtime.manifest import TrainingRecord
-    from training.checkpoints import RunError, load_checkpoint
-    from training.export import ExportError, write_dispatch_bundle
+    from training.checkpoints import DISPATCH, ORCHESTRATION, RunError, load_checkpoint, orchestrates
+    from training.export import ExportError, write_dispatch_bundle, write_orchestration_bundle
 
+    recorded = recorded_evaluations(evaluations)
     try:
-        config, state = load_checkpoint(folder)
-        bundle = write_dispatch_bundle(
-            state.actor,
-            root,
-            version=version,
-            sampling_temperature=sampling_temperature,
-            training=TrainingRecord(
-                command=training_command(config),
-                seed=config.seed,
-                data=f"generated patterns {', '.join(Pattern)}, training seeds, presets "
-                f"{', '.join(dict.fromkeys(config.presets))}",
-                git_commit=git_commit(),
-                torch_version=str(torch.__version__),
-                steps=state.decisions,
-                wall_seconds=state.seconds,
-            ),
-            evaluation=recorded_evaluations(evaluations),
-        )
+        if orchestrates(folder):
+            gpg_config, gpg_state = load_checkpoint(folder, ORCHESTRATION)
+            bundle = write_orchestration_bundle(
+                gpg_state.actor,
+                root,
+                version=version,
+                sampling_temperature=sampling_temperature,
+                training=_training_record(gpg_config, gpg_state.frames, gpg_state.seconds),
+                evaluation=recorded,
+            )
+        else:
+            config, state = load_checkpoint(folder, DISPATCH)
+            bundle = write_dispatch_bundle(
+                state.actor,
+                root,
+                version=version,
+                sampling_temperature=sampling_temperature,
+                training=_training_record(config, state.decisions, state.seconds),
+                evaluation=recorded,
+            )
     except (RunError, ExportError, BundleError) as error:
         raise click.ClickException(str(error)) from None
     if as_json:
@@ -310,9 +331,28 @@ def export_command(
         _notices.print(f"exported {bundle}")
 
 
-def training_command(config: CmmacConfig) -> str:
+def _training_record(config: CmmacConfig | GpgConfig, steps: int, seconds: float) -> TrainingRecord:
+    import torch
+
+    from policy_server.runtime.manifest import TrainingRecord
+
+    scenario = "" if isinstance(config, CmmacConfig) else "orchestration scenarios of "
+    return TrainingRecord(
+        command=training_command(config),
+        seed=config.seed,
+        data=f"generated patterns {', '.join(Pattern)}, training seeds, {scenario}presets "
+        f"{', '.join(dict.fromkeys(config.presets))}",
+        git_commit=git_commit(),
+        torch_version=str(torch.__version__),
+        steps=steps,
+        wall_seconds=seconds,
+    )
+
+
+def training_command(config: CmmacConfig | GpgConfig) -> str:
     """The command line that trains with this configuration: every value that differs from its default."""
-    return command_line(("policy-train", "dispatch", "--run", "RUN"), config)
+    command = "dispatch" if isinstance(config, CmmacConfig) else "orchestrate"
+    return command_line(("policy-train", command, "--run", "RUN"), config)
 
 
 main.add_command(scale_command)

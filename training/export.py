@@ -21,16 +21,24 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from policy_server.features.orchestration_schema import ORCHESTRATION_SCHEMA, OrchestrationSchema
 from policy_server.features.schema import SCHEMA, FeatureSchema
 from policy_server.runtime.bundle import write_bundle
 from policy_server.runtime.goldens import Golden
-from policy_server.runtime.graph_contract import ENCODER, HEAD, dispatch_signatures
+from policy_server.runtime.graph_contract import (
+    ENCODER,
+    HEAD,
+    dispatch_signatures,
+    orchestration_signatures,
+)
 from policy_server.runtime.manifest import TrainingRecord
 from policy_server.runtime.session import ModelSession
 from policy_server.runtime.signature import Signature
 from training.networks.dispatch import DispatchActor
+from training.networks.orchestration import OrchestrationActor
 
 OPSET = 18
+ORCHESTRATION_BUNDLE = "kais-orchestration"
 TOLERANCE = 1e-5
 MARGIN = 1e-4
 SIZES = (1, 2, 3, 7, 64, 500)
@@ -62,13 +70,40 @@ def export_dispatch(actor: DispatchActor, seed: int = 0) -> Exported:
     """
     actor.eval()
     context_width = actor.head.score.in_features
+    return _export_graphs(
+        dispatch_signatures(context_width),
+        {
+            ENCODER: (actor.encoder, list(encoder_cases(SCHEMA, seed))),
+            HEAD: (actor.head, list(head_cases(SCHEMA, context_width, seed))),
+        },
+    )
+
+
+def export_orchestration(actor: OrchestrationActor, seed: int = 0) -> Exported:
+    """As :func:`export_dispatch`, for orchestration.
+
+    Raises:
+        ExportError: torch and ONNX Runtime disagree.
+    """
+    actor.eval()
+    width = actor.head.context.in_features // 3
+    schema = ORCHESTRATION_SCHEMA
+    return _export_graphs(
+        orchestration_signatures(width),
+        {
+            ENCODER: (actor.encoder, list(graph_cases(schema, seed))),
+            HEAD: (actor.head, list(action_cases(schema, width, seed))),
+        },
+    )
+
+
+def _export_graphs(
+    signatures: Mapping[str, Signature], graphs: Mapping[str, tuple[nn.Module, list[dict[str, NDArray[Any]]]]]
+) -> Exported:
     models: dict[str, bytes] = {}
     goldens: list[Golden] = []
-    for name, network, cases in (
-        (ENCODER, actor.encoder, list(encoder_cases(SCHEMA, seed))),
-        (HEAD, actor.head, list(head_cases(SCHEMA, context_width, seed))),
-    ):
-        signature = dispatch_signatures(context_width)[name]
+    for name, (network, cases) in graphs.items():
+        signature = signatures[name]
         outputs = tuple(spec.name for spec in signature.outputs)
         models[name] = to_onnx(network, cases[2], signature, name)
         session = ModelSession(models[name])
@@ -111,6 +146,35 @@ def write_dispatch_bundle(
     )
 
 
+def write_orchestration_bundle(
+    actor: OrchestrationActor,
+    root: Path,
+    *,
+    version: str,
+    sampling_temperature: float,
+    training: TrainingRecord,
+    evaluation: Mapping[str, Any],
+) -> Path:
+    """Exports an actor and writes ``root/kais-orchestration/version``; the directory.
+
+    Raises:
+        ExportError: see :func:`export_orchestration`.
+        BundleError: see :func:`policy_server.runtime.bundle.write_bundle`.
+    """
+    exported = export_orchestration(actor)
+    return write_bundle(
+        root,
+        policy=ORCHESTRATION_BUNDLE,
+        version=version,
+        kind="orchestration",
+        models=exported.models,
+        goldens=exported.goldens,
+        sampling_temperature=sampling_temperature,
+        training=training,
+        evaluation=evaluation,
+    )
+
+
 def encoder_cases(schema: FeatureSchema, seed: int) -> Iterator[dict[str, NDArray[Any]]]:
     """Encoder inputs of every size: random graphs, access points without nodes, nodes without replicas, no links."""
     random = np.random.default_rng(seed)
@@ -143,6 +207,43 @@ def head_cases(schema: FeatureSchema, context_width: int, seed: int) -> Iterator
             "origin_context": random.normal(0, 1, (queries, context_width)).astype(np.float32),
             "segment": np.sort(random.integers(0, queries, candidates)),
             "request_features": _positive(random, candidates, len(schema.request)),
+        }
+
+
+def graph_cases(schema: OrchestrationSchema, seed: int) -> Iterator[dict[str, NDArray[Any]]]:
+    """Encoder inputs of every size: isolated access points, nodes without replicas, no links, one to many services."""
+    random = np.random.default_rng(seed + 2)
+    for nodes in SIZES:
+        access_points, systems = max(2, nodes // 4), 2 if nodes > 2 else 1
+        links = 0 if nodes == 1 else 3 * access_points
+        replicas, services = 2 * nodes, min(nodes, 30)
+        yield {
+            "node_features": _positive(random, nodes, len(schema.node)),
+            "node_access_point": random.integers(0, max(1, access_points - 1), nodes),
+            "access_point_features": _positive(random, access_points, len(schema.access_point)),
+            "access_point_system": np.sort(random.integers(0, systems, access_points)),
+            "systems": np.zeros(systems, np.float32),
+            "link_features": _positive(random, links, len(schema.link)),
+            "link_source": random.integers(0, access_points, links),
+            "link_target": random.integers(0, access_points, links),
+            "replica_features": _positive(random, replicas, len(schema.replica)),
+            "replica_node": random.integers(0, max(1, nodes - 1), replicas),
+            "demand_features": _positive(random, access_points * services, len(schema.demand)),
+            "demand_access_point": np.repeat(np.arange(access_points), services),
+        }
+
+
+def action_cases(schema: OrchestrationSchema, width: int, seed: int) -> Iterator[dict[str, NDArray[Any]]]:
+    """Head inputs of every size: one node with one service, many nodes with many."""
+    random = np.random.default_rng(seed + 3)
+    for nodes in SIZES:
+        services = min(nodes, 30)
+        yield {
+            "node_embedding": random.normal(0, 1, (nodes, width)).astype(np.float32),
+            "access_point_summary": random.normal(0, 1, (nodes, width)).astype(np.float32),
+            "system_summary": random.normal(0, 1, (nodes, width)).astype(np.float32),
+            "pair_features": _positive(random, nodes * services, len(schema.demand) + len(schema.pair)),
+            "pair_node": np.repeat(np.arange(nodes), services),
         }
 
 

@@ -25,7 +25,7 @@ class TrainingLog:
         group: that the figures appear in.
     """
 
-    def __init__(self, folder: Path, group: str = "cmmac") -> None:
+    def __init__(self, folder: Path, group: str) -> None:
         self._writer = SummaryWriter(str(folder / "tensorboard"))
         self._group = group
 
@@ -43,13 +43,18 @@ class TrainingLog:
             self._writer.add_scalar(f"{self._group}/{name}", value, update)
 
 
-def plot_learning(folder: Path, history: list[dict[str, float]], title: str) -> Path:
-    """Draws the validation throughput rate over the decisions learned from, with the baselines as lines.
+def plot_learning(
+    folder: Path, history: list[dict[str, float]], title: str, *, learned: str, effort: str, unit: float
+) -> Path:
+    """Draws the validation throughput rate over what was learned from, with the baselines as lines.
 
     Args:
         folder: of the run; ``baselines.json`` in it holds the baselines' throughput rates, if it exists.
         history: figures of each update; those with ``validation_throughput_rate`` are drawn.
         title: of the plot.
+        learned: name of the learned policy.
+        effort: figure that says how much was learned from.
+        unit: what that figure is shown in.
 
     Returns:
         The picture's path.
@@ -59,13 +64,16 @@ def plot_learning(folder: Path, history: list[dict[str, float]], title: str) -> 
     return plot_curves(
         folder / PLOT_FILE,
         {
-            "kais (cMMAC)": (
-                [point["decisions"] / 1e6 for point in points],
+            learned: (
+                [point[effort] / unit for point in points],
                 [point["validation_throughput_rate"] for point in points],
             )
         },
         json.loads(baselines.read_text()) if baselines.exists() else {},
-        labels=("decisions learned from, million", "throughput rate on validation scenarios"),
+        labels=(
+            f"{effort} learned from{f', {unit:,.0f}' if unit != 1 else ''}",
+            "throughput rate on validation scenarios",
+        ),
         title=title,
         best=max,
     )

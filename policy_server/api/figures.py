@@ -36,6 +36,10 @@ class Range:
             return value
         raise InvalidArgumentError(field, value, self.remedy)
 
+    def accepts(self, values: NDArray[np.float64]) -> bool:
+        """Whether all values lie in the range."""
+        return self._first_refused(values) is None
+
     def check_values(self, field: str, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """The values of a repeated field.
 

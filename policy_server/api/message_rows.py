@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from itertools import repeat
+from operator import attrgetter, methodcaller
 from typing import Any
 
 import numpy as np
@@ -20,8 +22,9 @@ class MessageRows:
         path: of the field in the request, for error messages.
     """
 
-    def __init__(self, messages: Sequence[Any], path: str) -> None:
-        self.messages = messages
+    def __init__(self, messages: Iterable[Any], path: str) -> None:
+        # A repeated field makes its messages anew each time it is walked through.
+        self.messages = list(messages)
         self.path = path
 
     def __len__(self) -> int:
@@ -33,7 +36,11 @@ class MessageRows:
         Raises:
             InvalidArgumentError: a name is empty or appears twice.
         """
-        rows: dict[str, int] = {}
+        names = self._values(field)
+        rows = dict(zip(names, range(len(names)), strict=True))
+        if len(rows) == len(names) and "" not in rows:
+            return rows
+        rows = {}
         for row, message in enumerate(self.messages):
             name = getattr(message, field)
             if not name:
@@ -55,9 +62,8 @@ class MessageRows:
         Raises:
             InvalidArgumentError: a name is unknown.
         """
-        count = len(self.messages)
-        names = [getattr(message, field) for message in self.messages]
-        rows = np.fromiter((index.get(name, -1) for name in names), np.int32, count)
+        names = self._values(field)
+        rows = np.fromiter(map(index.get, names, repeat(-1)), np.int32, len(names))
         unknown = rows < 0
         if unknown.any():
             row = int(np.flatnonzero(unknown)[0])
@@ -85,12 +91,15 @@ class MessageRows:
             InvalidArgumentError: a figure is NaN or outside the range.
         """
         messages, count = self.messages, len(self.messages)
-        values = np.fromiter((getattr(message, field) for message in messages), np.float64, count)
+        values = np.fromiter(map(attrgetter(field), messages), np.float64, count)
         if absent is None:
             return accepted.check_rows(self.path, field, values).astype(np.float32)
-        present = np.fromiter((message.HasField(field) for message in messages), bool, count)
+        present = np.fromiter(map(methodcaller("HasField", field), messages), bool, count)
         accepted.check_rows(self.path, field, np.where(present, values, accepted.smallest))
         return np.where(present, values, absent).astype(np.float32)
+
+    def _values(self, field: str) -> list[str]:
+        return list(map(attrgetter(field), self.messages))
 
     def error(self, row: int, field: str, value: object, remedy: str) -> InvalidArgumentError:
         """An error that names one field of one row."""

@@ -205,22 +205,38 @@ def _load_over(load: Load, message: state_pb2.Load, topology: Topology, path: st
 def _set_arrival_rates(
     rates: Float32Array, access_points: MessageRows, rows: Int32Array, topology: Topology
 ) -> None:
-    for position, row in enumerate(rows.tolist()):
-        listed = MessageRows(
-            access_points.messages[position].arrival_rates, f"{access_points.path}[{position}].arrival_rates"
-        )
-        services = listed.distinct_references("service", topology.service_index, "the topology")
-        rates[row, services] = listed.figures("requests_per_second", figures.REQUESTS_PER_SECOND)
+    of_access_points = [message.arrival_rates for message in access_points.messages]
+    row = np.repeat(rows, list(map(len, of_access_points)))
+    listed = [rate for of_one in of_access_points for rate in of_one]
+    known = topology.service_index
+    service = np.fromiter((known.get(rate.service, -1) for rate in listed), np.int64, len(listed))
+    values = np.fromiter((rate.requests_per_second for rate in listed), np.float64, len(listed))
+    place = row * len(known) + service
+    sound = (service >= 0).all() and figures.REQUESTS_PER_SECOND.accepts(values)
+    if not sound or len(np.unique(place)) < len(place):
+        _refuse_arrival_rates(access_points, topology)
+    rates[row, service] = values
+
+
+def _refuse_arrival_rates(access_points: MessageRows, topology: Topology) -> None:
+    """Looks for what is wrong with the rates, one access point after another.
+
+    Raises:
+        InvalidArgumentError: naming the first field at fault.
+    """
+    for position, message in enumerate(access_points.messages):
+        listed = MessageRows(message.arrival_rates, f"{access_points.path}[{position}].arrival_rates")
+        listed.distinct_references("service", topology.service_index, "the topology")
+        listed.figures("requests_per_second", figures.REQUESTS_PER_SECOND)
 
 
 def _replica_states(replicas: MessageRows) -> NDArray[np.uint8]:
-    states = np.zeros(len(replicas), np.uint8)
-    for row, message in enumerate(replicas.messages):
-        state = _STATE_OF_MESSAGE.get(message.state)
-        if state is None:
-            raise replicas.error(row, "state", message.state, "must be a value of ReplicaState")
-        states[row] = state
-    return states
+    given = [message.state for message in replicas.messages]
+    try:
+        return np.fromiter(map(_STATE_OF_MESSAGE.__getitem__, given), np.uint8, len(given))
+    except KeyError:
+        row = next(row for row, state in enumerate(given) if state not in _STATE_OF_MESSAGE)
+        raise replicas.error(row, "state", given[row], "must be a value of ReplicaState") from None
 
 
 def _link_rows(links: MessageRows, topology: Topology) -> Int32Array:

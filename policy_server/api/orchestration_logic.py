@@ -10,6 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 
 import numpy as np
@@ -127,7 +128,7 @@ class OrchestrationLogic:
         self._memory_of_held = FrameMemory(limits.frame_seconds)
         self._memories: OrderedDict[str, FrameMemory] = OrderedDict()
         self._batcher: BackgroundBatcher[OrchestrationQuestion | _Stale, _Answered] = BackgroundBatcher(
-            self._decide_many, name="orchestration", clock=clock
+            self._decide_many, _forget, name="orchestration", clock=clock
         )
 
     async def orchestrate(
@@ -170,8 +171,12 @@ class OrchestrationLogic:
 
     async def _answer(self, question: OrchestrationQuestion, expires_at: float) -> OrchestrationAnswer:
         answered = await self._batcher.decide(question, expires_at - self._clock())
-        while answered.case.held is not None and answered.case.held is not self._store.held:
-            answered = await self._batcher.decide(_Stale(answered), expires_at - self._clock())
+        try:
+            while answered.case.held is not None and answered.case.held is not self._store.held:
+                answered = await self._batcher.decide(_Stale(answered), expires_at - self._clock())
+        except BaseException:
+            self._batcher.post(partial(_forget, answered))
+            raise
         self._metrics.orchestrated(
             answered.answer.origin, answered.seconds, [action.planned for action in answered.answer.actions]
         )
@@ -317,10 +322,13 @@ class OrchestrationLogic:
         query = OrchestrationQuery(
             graph,
             OrchestrationOptions(
-                question.maximum_actions, _rows_of_services(question.protected_services, topology)
+                question.maximum_actions,
+                _rows_of_services(question.protected_services, topology),
+                MAXIMUM_ACTIONS,
             ),
             read.copy() if question.dry_run else read,
             pending,
+            self._clock(),
         )
         return _Case(question, self._policy(question.policy), held, query, memory)
 
@@ -369,6 +377,13 @@ class _Answered:
     case: _Case
     answer: OrchestrationAnswer
     seconds: float = 0.0
+
+
+def _forget(answered: _Answered) -> None:
+    """An answer that reaches nobody was not given."""
+    case = answered.case
+    if case.memory is not None:
+        case.memory.forget(case.remembered)
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,5 +446,5 @@ def _feasibility(planned: PlannedAction, topology: Topology) -> str:
         )
     endpoint = topology.replicas.endpoints[planned.action.replica]
     state = "has requests and must drain first" if planned.drain_first else "is idle"
-    others = "replica" if planned.replicas == 1 else "replicas"
-    return f"{endpoint} {state}; {planned.replicas} other {others} of {service} remain"
+    others = f"replica of {service} remains" if planned.replicas == 1 else f"replicas of {service} remain"
+    return f"{endpoint} {state}; {planned.replicas} other {others}"

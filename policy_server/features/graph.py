@@ -48,6 +48,7 @@ from policy_server.cluster.snapshot import (
     Snapshot,
 )
 from policy_server.features.load_table import LoadTable, TopologyTable
+from policy_server.features.orchestration_schema import ORCHESTRATION_SCHEMA
 
 _GIBIBYTE = 2.0**30
 
@@ -100,7 +101,7 @@ class OrchestrationTopology:
     def _edge_nodes_by(self, group: NDArray[np.integer[Any]], groups: int) -> list[Int64Array]:
         rows = np.flatnonzero(self.node_is_edge)
         order = rows[np.argsort(group[rows], kind="stable")]
-        return np.split(order, np.cumsum(np.bincount(group[rows], minlength=groups))[:-1])
+        return np.split(order, np.cumsum(np.bincount(group[rows], minlength=groups))[:-1])[:groups]
 
     @cached_property
     def edges(self) -> dict[str, Int64Array]:
@@ -186,7 +187,12 @@ class OrchestrationGraph:
     @cached_property
     def system_demand_millicores(self) -> Float64Array:
         """float64 [S, W]: demand at all access points of each system."""
-        return self._per_system(self.demand_millicores)
+        return self.per_system(self.demand_millicores)
+
+    @cached_property
+    def system_live(self) -> Float64Array:
+        """float64 [S, W]: replicas on all nodes of each system, the cloud's included, that do not drain."""
+        return self.per_system(self.access_point_live)
 
     @cached_property
     def access_point_live(self) -> Float64Array:
@@ -259,14 +265,14 @@ class OrchestrationGraph:
             _pressure(demand, self._per_access_point(capacity * ready)),
             of_system(system_demand / system_cpu),
             of_system(
-                _pressure(system_demand, self._per_system(self._per_access_point(capacity * ready * edge)))
+                _pressure(system_demand, self.per_system(self._per_access_point(capacity * ready * edge)))
             ),
             waiting / own_cpu,
-            of_system(self._per_system(waiting) / system_cpu),
+            of_system(self.per_system(waiting) / system_cpu),
             np.log1p(self._per_access_point(ready)),
             np.log1p(self._per_access_point(load.replica_state == ReplicaState.STARTING)),
-            of_system(np.log1p(self._per_system(self._per_access_point(ready & edge)))),
-            of_system(np.log1p(self._per_system(self._per_access_point(ready & ~edge)))),
+            of_system(np.log1p(self.per_system(self._per_access_point(ready & edge)))),
+            of_system(np.log1p(self.per_system(self._per_access_point(ready & ~edge)))),
             np.broadcast_to(services.cpu_millicores / 1000.0, shape),
             np.broadcast_to(services.memory_bytes / _GIBIBYTE, shape),
             np.broadcast_to(execution, shape),
@@ -276,7 +282,7 @@ class OrchestrationGraph:
         features = np.empty((*shape, len(columns)), np.float32)
         for position, column in enumerate(columns):
             features[:, :, position] = column
-        return features.reshape(-1, len(columns))
+        return features.reshape(shape[0] * shape[1], len(columns))
 
     def pair_features(self, nodes: Int64Array) -> Float32Array:
         """What is known of each service on each of K nodes: what is known of its demand there, then of the pair.
@@ -308,13 +314,15 @@ class OrchestrationGraph:
                 services.cold_start_seconds + np.where(hosted > 0, 0.0, self._pull_seconds(access_point))
             ),
         )
-        demand = self.demand_features.reshape(len(topology.access_points.names), width, -1)
+        demand = self.demand_features.reshape(
+            len(topology.access_points.names), width, len(ORCHESTRATION_SCHEMA.demand)
+        )
         own = demand.shape[2]
         features = np.empty((len(nodes), width, own + len(columns)), np.float32)
         features[:, :, :own] = demand[access_point]
         for position, column in enumerate(columns, start=own):
             features[:, :, position] = column
-        return features.reshape(len(nodes) * width, -1)
+        return features.reshape(len(nodes) * width, features.shape[2])
 
     @cached_property
     def _node_idle(self) -> Int64Array:
@@ -322,8 +330,8 @@ class OrchestrationGraph:
 
     @cached_property
     def _node_waiting_work(self) -> Float64Array:
-        size = len(self.snapshot.topology.nodes.names) * self.services
-        return _sums(self.topology.replica_pair, self._replica_waiting_work, size).reshape(-1, self.services)
+        shape = len(self.snapshot.topology.nodes.names), self.services
+        return _sums(self.topology.replica_pair, self._replica_waiting_work, shape)
 
     @cached_property
     def _replica_waiting_work(self) -> Float64Array:
@@ -353,8 +361,8 @@ class OrchestrationGraph:
         return slack
 
     def _per_pair(self, chosen: BoolArray) -> Int64Array:
-        size = len(self.snapshot.topology.nodes.names) * self.services
-        return np.bincount(self.topology.replica_pair[chosen], minlength=size).reshape(-1, self.services)
+        shape = len(self.snapshot.topology.nodes.names), self.services
+        return np.bincount(self.topology.replica_pair[chosen], minlength=shape[0] * shape[1]).reshape(shape)
 
     def _per_access_point(self, values: NDArray[Any]) -> Float64Array:
         """float64 [A, W]: sums of a column of the replicas."""
@@ -363,13 +371,16 @@ class OrchestrationGraph:
             self.table.static.replica_access_point.astype(np.int64) * self.services
             + topology.replicas.service
         )
-        size = len(topology.access_points.names) * self.services
-        return _sums(pair, values, size).reshape(-1, self.services)
+        return _sums(pair, values, (len(topology.access_points.names), self.services))
 
-    def _per_system(self, values: Float64Array) -> Float64Array:
+    def per_system(self, values: Float64Array) -> Float64Array:
         """float64 [S, W]: sums of rows of access points."""
+        system = self.snapshot.topology.access_points.system
         sums = np.zeros((self.systems, self.services))
-        np.add.at(sums, self.snapshot.topology.access_points.system, values)
+        # Access points are listed system by system.
+        present, first = np.unique(system, return_index=True)
+        if len(present):
+            sums[present] = np.add.reduceat(values, first, axis=0)
         return sums
 
 
@@ -411,8 +422,9 @@ _REFERS_TO = {
 }
 
 
-def _sums(rows: Int64Array, values: NDArray[Any], size: int) -> Float64Array:
-    return np.bincount(rows, values, size).astype(np.float64, copy=False)
+def _sums(rows: Int64Array, values: NDArray[Any], shape: tuple[int, int]) -> Float64Array:
+    sums = np.bincount(rows, values, shape[0] * shape[1]).astype(np.float64, copy=False)
+    return sums.reshape(shape)
 
 
 def _pressure(demand: Float64Array, capacity: Float64Array) -> Float64Array:

@@ -25,6 +25,7 @@ class BackgroundBatcher(Generic[QueryT, AnswerT]):
     Args:
         decide_many: called on the thread; what it gives back for each query is the answer, or the exception to raise
             there.
+        take_back: called on the thread with an answer whose caller gave up while it was being made.
         name: of the thread.
         maximum_batch: most queries decided together.
         clock: monotonic seconds.
@@ -33,12 +34,14 @@ class BackgroundBatcher(Generic[QueryT, AnswerT]):
     def __init__(
         self,
         decide_many: Callable[[Sequence[QueryT]], Sequence[AnswerT | Exception]],
+        take_back: Callable[[AnswerT], None],
         *,
         name: str,
         maximum_batch: int = 64,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._decide_many = decide_many
+        self._take_back = take_back
         self._maximum_batch = maximum_batch
         self._clock = clock
         self._waiting: list[_Waiting[QueryT, AnswerT]] = []
@@ -87,8 +90,9 @@ class BackgroundBatcher(Generic[QueryT, AnswerT]):
                     results = [error] * len(batch)
                 for waiting, result in zip(batch, results, strict=True):
                     if waiting.answer.done():
-                        continue
-                    if isinstance(result, Exception):
+                        if not isinstance(result, Exception):
+                            self._executor.submit(self._take_back, result)
+                    elif isinstance(result, Exception):
                         waiting.answer.set_exception(result)
                     else:
                         waiting.answer.set_result(result)

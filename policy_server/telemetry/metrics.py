@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
@@ -26,6 +27,7 @@ Attributes = Mapping[str, str]
 CallKey = tuple[str, str]
 HttpCallKey = tuple[str, str, str, int]
 Gauge = Callable[[], float]
+SeriesT = TypeVar("SeriesT")
 
 CALL_DURATION = "rpc.server.call.duration"
 HTTP_CALL_DURATION = "http.server.request.duration"
@@ -94,8 +96,9 @@ class ServerMetrics:
         """One call of a policy decided for ``decisions`` requests."""
         series = self._decisions.get(origin)
         if series is None:
-            series = DecisionSeries()
-            self._decisions = {**self._decisions, origin: series}
+            shown = _without_reason(origin)
+            series = self._decisions.get(shown) or DecisionSeries()
+            self._decisions = {**self._decisions, shown: series, origin: series}
         series.decisions += decisions
         series.durations.record(seconds)
 
@@ -103,8 +106,9 @@ class ServerMetrics:
         """One orchestration request was answered with these actions, decided in that time."""
         durations = self._orchestrations.get(origin)
         if durations is None:
-            durations = DurationHistogram(CALL_BOUNDS_SECONDS)
-            self._orchestrations = {**self._orchestrations, origin: durations}
+            shown = _without_reason(origin)
+            durations = self._orchestrations.get(shown) or DurationHistogram(CALL_BOUNDS_SECONDS)
+            self._orchestrations = {**self._orchestrations, shown: durations, origin: durations}
         durations.record(seconds)
         for planned in actions:
             deletes = "drain" if planned.drain_first else "delete"
@@ -184,12 +188,12 @@ class ServerMetrics:
         yield DurationSeries(
             DECISION_DURATION,
             "Time from resolved request to decision: features, policy and pick.",
-            tuple((_attributes(origin), series.durations) for origin, series in self._decisions.items()),
+            tuple((_attributes(origin), series.durations) for origin, series in _shown(self._decisions)),
         )
         yield DurationSeries(
             ORCHESTRATION_DURATION,
             "Time that an orchestration request was decided in, with those decided together with it.",
-            tuple((_attributes(origin), durations) for origin, durations in self._orchestrations.items()),
+            tuple((_attributes(origin), durations) for origin, durations in _shown(self._orchestrations)),
         )
 
     def register(self, meter: Meter, gauges: ServerGauges) -> None:
@@ -293,7 +297,7 @@ class ServerMetrics:
             meter.create_observable_gauge(name, [_callback(_known(gauge))], unit, description)
 
     def _observe_decisions(self) -> Iterator[Observation]:
-        for origin, series in self._decisions.items():
+        for origin, series in _shown(self._decisions):
             yield Observation(series.decisions, _attributes(origin))
 
     def _observe_fallbacks(self) -> Iterator[Observation]:
@@ -314,6 +318,16 @@ class ServerGauges:
     in_flight: Gauge
     stale_endpoints: Gauge = lambda: math.nan
     proxied_in_flight: Gauge = lambda: math.nan
+
+
+def _without_reason(origin: DecisionOrigin) -> DecisionOrigin:
+    """What is shown of an origin: fallbacks are counted by reason elsewhere."""
+    return replace(origin, reason=FallbackReason.UNSPECIFIED)
+
+
+def _shown(series: Mapping[DecisionOrigin, SeriesT]) -> Iterator[tuple[DecisionOrigin, SeriesT]]:
+    """Each series once; origins that differ by their reason share one."""
+    return ((origin, one) for origin, one in series.items() if not origin.reason)
 
 
 def _attributes(origin: DecisionOrigin) -> Attributes:

@@ -18,7 +18,7 @@ from bench.tables import flavour_table
 from bench.void import VoidRunError
 
 
-@pytest.mark.parametrize("arguments", [[], ["latency"], ["flavours"], ["echo"]])
+@pytest.mark.parametrize("arguments", [[], ["latency"], ["orchestrate"], ["flavours"], ["echo"]])
 def test_every_command_has_help(arguments: list[str]) -> None:
     result = CliRunner().invoke(main, [*arguments, "--help"])
     assert result.exit_code == 0

@@ -258,6 +258,23 @@ def test_queries_from_the_shell(server: ServerProcess) -> None:
     assert "INVALID_ARGUMENT: service: 'nobody'" in refused.stderr
     assert refused.stdout == ""
 
+    looked = cli("query", "orchestrate", address, "--policy=greedy", "--dry-run", "--json")
+    assert looked.returncode == 0
+    first, second = json.loads(looked.stdout)["actions"]
+    # Picks on their way make a replica busy.
+    assert {first["kind"], second["kind"]} <= {"ACTION_KIND_DELETE", "ACTION_KIND_DRAIN"}
+    assert first["feasibility"].endswith("2 other replicas of service remain")
+    assert second["feasibility"].endswith("1 other replica of service remains")
+    shown = cli("query", "orchestrate", address, "--policy=greedy", "--max-actions=1", "--protect=service")
+    assert shown.returncode == 0
+    assert "no action: leave everything as it is" in shown.stdout
+    shown = cli("query", "orchestrate", address, "--policy=greedy", "--max-actions=1")
+    assert re.search(r"(delete|drain).*service.*node-\d", shown.stdout)
+    assert cli("query", "orchestrate", address, "--max-actions=0").returncode == 2
+    refused = cli("query", "orchestrate", address, "--protect=nobody")
+    assert refused.returncode == 1
+    assert "INVALID_ARGUMENT: protected_services[0]: 'nobody'" in refused.stderr
+
     state = cli("query", "state", address, "--json")
     assert state.returncode == 0
     assert len(json.loads(state.stdout)["topology"]["replicas"]) == 3

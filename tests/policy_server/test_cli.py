@@ -15,7 +15,7 @@ from policy_server.client.scaling import scale_request_of_document
 from policy_server.policies.heuristics import HEURISTIC_DISPATCH_NAMES
 from policy_server.policies.scaling import RULE_SCALING_NAMES
 from policy_server.settings import Settings
-from tests.support.models import write_example_bundle, write_scaling_bundle
+from tests.support.models import write_example_bundle, write_orchestration_bundle, write_scaling_bundle
 
 
 def run(*arguments: str, stdin: str | None = None, **environment: str) -> Result:
@@ -107,9 +107,18 @@ def test_policies_lists_bundles_and_heuristics(tmp_path: Path) -> None:
     rules = [(entry["name"], entry["decides"]) for entry in listed[3:]]
     assert rules == [
         *((name, "dispatch") for name in HEURISTIC_DISPATCH_NAMES),
+        *((name, "orchestration") for name in HEURISTIC_ORCHESTRATION_NAMES),
         *((name, "scaling") for name in RULE_SCALING_NAMES),
     ]
     assert "kais" in run("policies", f"--models={tmp_path}").stdout
+
+
+def test_policies_says_what_each_decides(tmp_path: Path) -> None:
+    write_example_bundle(tmp_path)
+    write_orchestration_bundle(tmp_path)
+    listed = json.loads(run("policies", f"--models={tmp_path}", "--json").stdout)
+    decides = {entry["name"]: entry["decides"] for entry in listed if entry["kind"] == "model"}
+    assert decides == {"gpg": "orchestration", "kais": "dispatch"}
 
 
 def test_policies_tells_of_a_bundle_that_is_refused(tmp_path: Path) -> None:
@@ -133,6 +142,7 @@ def test_policies_of_no_directory(tmp_path: Path) -> None:
         ["serve"],
         ["query"],
         ["query", "dispatch"],
+        ["query", "orchestrate"],
         ["query", "pick"],
         ["query", "scale"],
         ["query", "state"],
@@ -176,7 +186,7 @@ def test_query_scale_needs_a_file() -> None:
 
 
 def test_query_where_nobody_listens() -> None:
-    for command in (["dispatch", "--service=s", "--access-point=a"], ["state"]):
+    for command in (["dispatch", "--service=s", "--access-point=a"], ["orchestrate"], ["state"]):
         result = run("query", *command, "--address=127.0.0.1:1")
         assert result.exit_code == 1
         assert "no server answers at 127.0.0.1:1" in result.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,12 @@ from onnx import TensorProto, helper, numpy_helper
 from policy_server.features.scaling import ECONOMY_COLUMN
 from policy_server.runtime.bundle import Bundle, write_bundle
 from policy_server.runtime.goldens import Golden
-from policy_server.runtime.graph_contract import ENCODER, HEAD, dispatch_signatures
+from policy_server.runtime.graph_contract import (
+    ENCODER,
+    HEAD,
+    dispatch_signatures,
+    orchestration_signatures,
+)
 from policy_server.runtime.manifest import Manifest, ModelRecord, TrainingRecord
 from policy_server.runtime.scaling_graph import ACTOR, scaling_signature
 from policy_server.runtime.session import ModelSession
@@ -142,6 +148,137 @@ def head_model(
         weights["position"] = np.array(list(faults), np.int64)
         nodes.append(node("ScatterElements", ["sound", "position", "fault"], ["score"]))
     return serialised_model(signature, nodes, weights, opset)
+
+
+def orchestration_encoder_model(seed: int = 0, *, width: int = WIDTH) -> bytes:
+    """An encoder in which every input reaches every output: rows speak to access points, and those along links."""
+    signature = orchestration_signatures(width)[ENCODER]
+    widths = {tensor.name: tensor.shape[-1] for tensor in signature.inputs}
+    random = np.random.default_rng(seed)
+    weights: dict[str, NDArray[Any]] = {
+        "one": np.array([1], np.int64),
+        "zero": np.zeros(1, np.float32),
+        "node_score_weight": random.normal(0, 0.3, width).astype(np.float32),
+    }
+    node = helper.make_node
+    nodes = []
+    for kind in ("node", "access_point", "link", "replica", "demand"):
+        weights[f"{kind}_weight"] = random.normal(0, 0.3, (widths[f"{kind}_features"], width)).astype(
+            np.float32
+        )
+        nodes.append(node("MatMul", [f"{kind}_features", f"{kind}_weight"], [f"{kind}_sum"]))
+        nodes.append(node("Tanh", [f"{kind}_sum"], [f"{kind}_own"]))
+
+    def scattered(rows: str, index: str, like: str, name: str) -> list[onnx.NodeProto]:
+        return [
+            node("Mul", [like, "zero"], [f"{name}_zero"]),
+            node("Unsqueeze", [index, "one"], [f"{name}_column"]),
+            node("ScatterND", [f"{name}_zero", f"{name}_column", rows], [name], reduction="add"),
+        ]
+
+    nodes += [
+        *scattered("replica_own", "replica_node", "node_own", "node_replicas"),
+        node("Add", ["node_own", "node_replicas"], ["node_both"]),
+        node("Tanh", ["node_both"], ["node_known"]),
+        *scattered("node_known", "node_access_point", "access_point_own", "ap_nodes"),
+        *scattered("demand_own", "demand_access_point", "access_point_own", "ap_demands"),
+        node("Gather", ["access_point_own", "link_target"], ["link_far_end"]),
+        node("Add", ["link_own", "link_far_end"], ["message"]),
+        *scattered("message", "link_source", "access_point_own", "ap_links"),
+        node("Sum", ["access_point_own", "ap_nodes", "ap_demands", "ap_links"], ["ap_all"]),
+        node("Tanh", ["ap_all"], ["access_point_summary"]),
+        node("Unsqueeze", ["systems", "one"], ["systems_column"]),
+        node("Shape", ["access_point_own"], ["ap_shape"]),
+        node("Gather", ["ap_shape", "one"], ["width"]),
+        node("Shape", ["systems"], ["system_count"]),
+        node("Concat", ["system_count", "width"], ["system_shape"], axis=0),
+        node("Expand", ["systems_column", "system_shape"], ["system_base"]),
+        *scattered("access_point_summary", "access_point_system", "system_base", "system_all"),
+        node("Tanh", ["system_all"], ["system_summary"]),
+        node("Gather", ["access_point_summary", "node_access_point"], ["node_ap"]),
+        node("Gather", ["access_point_system", "node_access_point"], ["node_system"]),
+        node("Gather", ["system_summary", "node_system"], ["node_system_summary"]),
+        node("Sum", ["node_known", "node_ap", "node_system_summary"], ["node_embedding"]),
+        node("MatMul", ["node_embedding", "node_score_weight"], ["node_score"]),
+    ]
+    return serialised_model(signature, nodes, weights)
+
+
+def orchestration_head_model(
+    seed: int = 0, *, width: int = WIDTH, fault: float | None = None, nothing: float = 0.0
+) -> bytes:
+    """A head that scores pairs one by one.
+
+    Args:
+        seed: of the weights.
+        width: of the embeddings.
+        fault: what is added to the scores of additions: NaN, say.
+        nothing: what is added to the score of doing nothing.
+    """
+    signature = orchestration_signatures(width)[HEAD]
+    pair_width = next(t.shape[-1] for t in signature.inputs if t.name == "pair_features")
+    random = np.random.default_rng(seed)
+    weights: dict[str, NDArray[Any]] = {
+        "pair_weight": random.normal(0, 0.3, (pair_width, width)).astype(np.float32),
+        "delete_weight": random.normal(0, 0.3, width).astype(np.float32),
+        "add_weight": random.normal(0, 0.3, width).astype(np.float32),
+        "nothing_weight": random.normal(0, 0.3, width).astype(np.float32),
+        "fault": np.array([fault or 0.0], np.float32),
+        "nothing_bias": np.array([nothing], np.float32),
+    }
+    node = helper.make_node
+    nodes = [
+        node("Sum", ["node_embedding", "access_point_summary", "system_summary"], ["where"]),
+        node("Gather", ["where", "pair_node"], ["pair_where"]),
+        node("MatMul", ["pair_features", "pair_weight"], ["pair_own"]),
+        node("Add", ["pair_own", "pair_where"], ["pair_sum"]),
+        node("Tanh", ["pair_sum"], ["hidden"]),
+        node("MatMul", ["hidden", "delete_weight"], ["delete_score"]),
+        node("MatMul", ["where", "nothing_weight"], ["nothing_own"]),
+        node("Add", ["nothing_own", "nothing_bias"], ["nothing_score"]),
+        node("MatMul", ["hidden", "add_weight"], ["add_sound"]),
+        node("Add", ["add_sound", "fault"], ["add_score"]),
+    ]
+    return serialised_model(signature, nodes, weights)
+
+
+def write_orchestration_bundle(
+    root: Path,
+    policy: str = "gpg",
+    version: str = "1.0.0",
+    *,
+    seed: int = 0,
+    width: int = WIDTH,
+    **changes: Any,
+) -> Path:
+    """A sound bundle of kind ``orchestration`` that acts where it may, but for ``changes`` as above."""
+    models = {
+        ENCODER: orchestration_encoder_model(seed, width=width),
+        HEAD: orchestration_head_model(seed, width=width, nothing=-100.0),
+    }
+    return write_example_bundle(
+        root,
+        policy,
+        version,
+        **{
+            "kind": "orchestration",
+            "models": models,
+            "goldens": [golden_of(name, model, rows) for name, model in models.items() for rows in (1, 3)],
+            **changes,
+        },
+    )
+
+
+def loaded_orchestration_bundle(
+    head: bytes | None = None, *, sampling_temperature: float = 0.0, seed: int = 0
+) -> Bundle:
+    """A bundle of orchestration models that no check has seen; it acts where it may, but for a ``head`` of its own."""
+    models = {
+        ENCODER: orchestration_encoder_model(seed),
+        HEAD: head or orchestration_head_model(seed, nothing=-100.0),
+    }
+    bundle = loaded_bundle(models[ENCODER], models[HEAD], sampling_temperature=sampling_temperature)
+    return replace(bundle, manifest=replace(bundle.manifest, policy="gpg", kind="orchestration"))
 
 
 def example_inputs(signature: Signature, rows: int = 3, seed: int = 0) -> dict[str, NDArray[Any]]:

@@ -25,6 +25,8 @@ from policy_server.proto.policy.v1.dispatch_service_pb2 import (
     ReportOutcomeRequest,
 )
 from policy_server.proto.policy.v1.dispatch_service_pb2_grpc import DispatchServiceStub
+from policy_server.proto.policy.v1.orchestration_service_pb2 import OrchestrateRequest, OrchestrateResponse
+from policy_server.proto.policy.v1.orchestration_service_pb2_grpc import OrchestrationServiceStub
 from policy_server.proto.policy.v1.state_service_pb2 import FullState, ReportStateRequest
 from policy_server.proto.policy.v1.state_service_pb2_grpc import StateServiceStub
 from policy_server.server import PolicyServer
@@ -33,6 +35,7 @@ from tests.support.systems import Endpoint, one_service_snapshot
 
 if TYPE_CHECKING:
     from policy_server.proto.policy.v1.dispatch_service_pb2_grpc import DispatchServiceAsyncStub
+    from policy_server.proto.policy.v1.orchestration_service_pb2_grpc import OrchestrationServiceAsyncStub
     from policy_server.proto.policy.v1.state_service_pb2_grpc import StateServiceAsyncStub
 
 UNLIMITED_MESSAGES = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
@@ -41,6 +44,8 @@ STEADY: Mapping[str, Any] = {
     "drain_seconds": 0.0,
     "stale_after_seconds": 1e6,
     "model_budget_seconds": 10.0,
+    "orchestration_stale_after_seconds": 1e6,
+    "orchestration_budget_seconds": 60.0,
 }
 """Settings under which no state goes stale and no model is late while a busy machine has a test wait."""
 
@@ -53,6 +58,7 @@ class Serving:
     channel: grpc.aio.Channel
     dispatching: DispatchServiceAsyncStub
     state: StateServiceAsyncStub
+    orchestrating: OrchestrationServiceAsyncStub
 
     async def report(self, snapshot: Snapshot, **fields: Any) -> int:
         """Reports a full state; returns the version held then."""
@@ -68,6 +74,10 @@ class Serving:
         """The decision on a request for ``service`` at ``ap-0``, but for ``fields``."""
         return await self.dispatching.Dispatch(question(**fields))
 
+    async def orchestrate(self, **fields: Any) -> OrchestrateResponse:
+        """What to do to the held state, but for ``fields``."""
+        return await self.orchestrating.Orchestrate(OrchestrateRequest(**fields))
+
 
 @asynccontextmanager
 async def running_server(snapshot: Snapshot | None = None, **settings: Any) -> AsyncIterator[Serving]:
@@ -78,10 +88,17 @@ async def running_server(snapshot: Snapshot | None = None, **settings: Any) -> A
     """
     if "models" not in settings:
         settings.setdefault("policy", "earliest-completion")
+        settings.setdefault("orchestration_policy", "greedy")
     server = PolicyServer(Settings(**{**STEADY, **settings}))
     await server.startup()
     async with grpc.aio.insecure_channel(server.address, UNLIMITED_MESSAGES) as channel:
-        serving = Serving(server, channel, DispatchServiceStub(channel), StateServiceStub(channel))
+        serving = Serving(
+            server,
+            channel,
+            DispatchServiceStub(channel),
+            StateServiceStub(channel),
+            OrchestrationServiceStub(channel),
+        )
         try:
             if snapshot is not None:
                 await serving.report(snapshot)
@@ -170,6 +187,7 @@ def server_process(
         "serve",
         "--port=0",
         "--stale-after-seconds=1e6",
+        "--orchestration-stale-after-seconds=1e6",
         *arguments,
     ]
     with log.open("w") as stderr:

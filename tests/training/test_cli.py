@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from policy_server.runtime.bundle import load_bundle
 from training import checkpoints, validation
 from training.algorithms.cmmac import CmmacConfig
-from training.checkpoints import create_run, load_checkpoint, load_config
+from training.checkpoints import DISPATCH, create_run, load_checkpoint, load_config
 from training.cli import main, train_dispatch, training_command
 from training.hyperparameters import given_hyperparameters
 
@@ -216,7 +216,7 @@ def test_train_resume_and_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     result = invoke(*train, "--resume", "--updates", 3)
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["updates"] == 3
-    config, state = load_checkpoint(run)
+    config, state = load_checkpoint(run, DISPATCH)
     assert (config.updates, config.systems, state.update) == (3, 1, 3)
     assert "validation_throughput_rate" in state.history[-1]
     assert "networks keep their size" in failure(*train, "--resume", "--context", 16)
@@ -228,7 +228,7 @@ def test_train_resume_and_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert result.exit_code == 0, result.output
     bundle = load_bundle(Path(json.loads(result.stdout)["bundle"]))
     assert bundle.path == models / "kais" / "1.0.0"
-    assert bundle.manifest.training.command == training_command(load_config(run))
+    assert bundle.manifest.training.command == training_command(load_config(run, DISPATCH))
     assert bundle.manifest.training.steps == state.decisions
     assert bundle.manifest.evaluation == {"P1": {"seeds": 2}}
     assert "a version never changes" in failure(*export, "1.0.0")

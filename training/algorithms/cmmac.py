@@ -18,7 +18,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -248,6 +248,7 @@ def train(
     state: CmmacState,
     *,
     on_update: Callable[[CmmacState, dict[str, float]], None],
+    environments: Environments | None = None,
 ) -> None:
     """Trains ``state`` in place from ``state.update`` to ``config.updates``.
 
@@ -255,12 +256,13 @@ def train(
         config: hyperparameters.
         state: fresh from :func:`initial_state` or from a checkpoint.
         on_update: called after each update with its figures; may write checkpoints or raise to stop.
+        environments: makes the environment of one batch of systems; by default those of the dispatch scenarios.
     """
     random = np.random.default_rng((config.seed, state.update))
     started = time.monotonic()
     if state.update == 0 and state.decisions == 0:
         _warm_start(config, state, random)
-    rollouts = _rollouts(config, state, random)
+    rollouts = _rollouts(config, state, random, environments or _environment)
     while state.update < config.updates:
         before = time.monotonic()
         rollout = next(rollouts)
@@ -278,10 +280,16 @@ def train(
         on_update(state, figures)
 
 
-def _rollouts(config: CmmacConfig, state: CmmacState, random: np.random.Generator) -> Iterator[Rollout]:
+Environments: TypeAlias = Callable[[CmmacConfig, np.random.Generator, int], DispatchEnvironment]
+"""Makes the environment of one batch of systems, with requests for that many rollouts."""
+
+
+def _rollouts(
+    config: CmmacConfig, state: CmmacState, random: np.random.Generator, environments: Environments
+) -> Iterator[Rollout]:
     policy = TorchDispatch(state.actor)
     while True:
-        environment = _environment(config, random, config.rollouts_per_batch)
+        environment = environments(config, random, config.rollouts_per_batch)
         for _ in range(config.settle_slots):
             environment.step(policy)
         for _ in range(config.rollouts_per_batch):
@@ -289,19 +297,23 @@ def _rollouts(config: CmmacConfig, state: CmmacState, random: np.random.Generato
 
 
 def _environment(config: CmmacConfig, random: np.random.Generator, rollouts: int) -> DispatchEnvironment:
-    slots = config.settle_slots + rollouts * (config.rollout_slots + config.tail_slots)
-    simulator = training_simulator(
-        [
-            Scenario.drawn(
-                preset=config.presets[row % len(config.presets)],
-                load_range=config.load_range,
-                random=random,
-            )
-            for row in range(config.systems)
-        ],
-        slots=slots + 1,
-    )
+    simulator = training_simulator(drawn_scenarios(config, random), slots=rollout_slots(config, rollouts) + 1)
     return DispatchEnvironment(simulator, random=random, staleness_slots=config.staleness_slots)
+
+
+def drawn_scenarios(config: CmmacConfig, random: np.random.Generator) -> list[Scenario]:
+    """Random scenarios for one batch of systems."""
+    return [
+        Scenario.drawn(
+            preset=config.presets[row % len(config.presets)], load_range=config.load_range, random=random
+        )
+        for row in range(config.systems)
+    ]
+
+
+def rollout_slots(config: CmmacConfig, rollouts: int) -> int:
+    """Slots that a batch of systems is simulated for."""
+    return config.settle_slots + rollouts * (config.rollout_slots + config.tail_slots)
 
 
 def _warm_start(config: CmmacConfig, state: CmmacState, random: np.random.Generator) -> None:

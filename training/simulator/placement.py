@@ -18,6 +18,7 @@ def place_edge_replicas(
     popularity: Float64Array,
     memory_share: float,
     rng: np.random.Generator,
+    replicas_per_service: int | None = None,
 ) -> tuple[Int32Array, Int32Array]:
     """Spreads replicas over edge nodes, at most one of a service per node.
 
@@ -32,6 +33,7 @@ def place_edge_replicas(
         popularity: float64 [W], relative request rates.
         memory_share: share of each node's memory to fill; the rest is left to orchestration.
         rng: source of randomness.
+        replicas_per_service: each service is put on so many nodes, and nothing else is filled; None: as above.
 
     Returns:
         int32 arrays (node, service), by node, then by service; nodes are rows of ``cpu_millicores``.
@@ -43,10 +45,25 @@ def place_edge_replicas(
 
     for service in np.argsort(-memory_needed, kind="stable"):
         feasible = np.flatnonzero(capable[:, service] & (memory_needed[service] <= budget))
-        chosen = rng.permutation(feasible)[:MINIMUM_REPLICAS]
+        chosen = rng.permutation(feasible)[: replicas_per_service or MINIMUM_REPLICAS]
         hosted[chosen, service] = True
         budget[chosen] -= memory_needed[service]
 
+    if replicas_per_service is None:
+        _fill(hosted, capable, budget, memory_needed, popularity, rng)
+    node, service = np.nonzero(hosted)
+    return node.astype(np.int32), service.astype(np.int32)
+
+
+def _fill(
+    hosted: BoolArray,
+    capable: BoolArray,
+    budget: Float64Array,
+    memory_needed: Float64Array,
+    popularity: Float64Array,
+    rng: np.random.Generator,
+) -> None:
+    """Takes in what still fits, by popularity; changes ``hosted`` and ``budget``."""
     with np.errstate(divide="ignore"):
         keys = np.log(popularity)[None, :] + rng.gumbel(size=capable.shape)
     nodes = np.arange(len(budget))
@@ -58,6 +75,3 @@ def place_edge_replicas(
         )
         hosted[nodes[takes], service_of_node[takes]] = True
         budget[takes] -= memory_needed[service_of_node[takes]]
-
-    node, service = np.nonzero(hosted)
-    return node.astype(np.int32), service.astype(np.int32)

@@ -48,6 +48,7 @@ class SystemConfig:
         cloud_speed: execution speed of the cloud.
         services: number of services.
         edge_memory_share: share of edge memory that the initial replicas fill.
+        edge_replicas_per_service: initial replicas of each service on the edge; None fills ``edge_memory_share``.
         chords_per_access_point: links between access points beyond a ring, per access point and at random; None
             joins every pair.
         edge_delay_seconds: range of the one-way delay between access points.
@@ -75,6 +76,7 @@ class SystemConfig:
     cloud_speed: float = 1.0
     services: int = 30
     edge_memory_share: float = 0.7
+    edge_replicas_per_service: int | None = None
     chords_per_access_point: float | None = None
     edge_delay_seconds: tuple[float, float] = (0.005, 0.020)
     edge_megabits_per_second: tuple[float, float] = (30.0, 100.0)
@@ -122,6 +124,10 @@ class SystemConfig:
                 raise ValueError(f"{name}: {getattr(self, name)}; must be a finite number above zero")
         if self.edge_memory_share > 1:
             raise ValueError(f"edge_memory_share: {self.edge_memory_share}; must be at most 1")
+        if self.edge_replicas_per_service is not None and self.edge_replicas_per_service < 1:
+            raise ValueError(
+                f"edge_replicas_per_service: {self.edge_replicas_per_service}; must be one or more"
+            )
         if self.chords_per_access_point is not None and not 0 <= self.chords_per_access_point < math.inf:
             raise ValueError(f"chords_per_access_point: {self.chords_per_access_point}; must be zero or more")
 
@@ -187,6 +193,7 @@ def build_topology(config: SystemConfig, services: ServiceCatalogue, seed: int) 
         popularity=services.popularity,
         memory_share=config.edge_memory_share,
         rng=placement_rng,
+        replicas_per_service=config.edge_replicas_per_service,
     )
     every_service = np.arange(config.services, dtype=np.int32)
     cloud_concurrency = np.maximum(nodes.cpu_millicores[edge_count] // services.cpu_millicores, 1)

@@ -405,6 +405,34 @@ class VectorSimulator:
             for action in actions
         ]
 
+    def coming_rates(self, seconds: float) -> Float32Array:
+        """float32 [A, W]: requests per second that will arrive from now on, for rules that are given the future.
+
+        Args:
+            seconds: how far to look ahead.
+        """
+        sequences = self._sequences
+        rates = np.zeros(self._arrival_rate.shape, np.float64)
+        for row in self._structure.systems:
+            own = slice(int(row["first_request"]), int(row["last_request"]))
+            first, last = own.start + np.searchsorted(
+                sequences.arrival[own], (self.now_seconds, self.now_seconds + seconds)
+            )
+            np.add.at(rates, (sequences.access_point[first:last], sequences.service[first:last]), 1.0)
+        return (rates / seconds).astype(np.float32)
+
+    def services_of(self, system: Int32Array, index: Int64Array) -> Int32Array:
+        """int32 [n]: service of requests given by system and position in the system's sequence."""
+        service: Int32Array = self._sequences.service[
+            self._structure.systems["first_request"][system] + index
+        ]
+        return service
+
+    def moved_bytes(self) -> tuple[Float64Array, Float64Array]:
+        """float64 [S] each: request bodies forwarded over links and images pulled so far."""
+        systems = self._structure.systems
+        return systems["forwarded_bytes"].copy(), systems["pulled_bytes"].copy()
+
     def outcomes(self, system: int) -> RequestOutcomes:
         """What became of each request of a system's sequence so far. Read-only views that keep changing.
 

@@ -7,6 +7,7 @@ Sources: Kubernetes documentation, "Horizontal Pod Autoscaling" (algorithm detai
 from __future__ import annotations
 
 import math
+import sys
 from collections import deque
 from dataclasses import dataclass
 
@@ -102,6 +103,7 @@ class HorizontalPodAutoscaler:
         *,
         allowed: BoolArray | None = None,
         pending: Int64Array | None = None,
+        most: int = sys.maxsize,
     ) -> list[OrchestrationAction]:
         """Actions that bring each service to its desired number of replicas, as far as nodes have room.
 
@@ -110,6 +112,7 @@ class HorizontalPodAutoscaler:
             allowed: bool [N, W], restricts additions further; None: no restriction.
             pending: int64 [S, W], replicas decided on earlier that the snapshot does not show yet, those to be deleted
                 negative; None: none.
+            most: additions to return.
         """
         self.observe(snapshot)
         assert self._usage_sum is not None
@@ -130,7 +133,7 @@ class HorizontalPodAutoscaler:
             missing = np.sign(missing) * np.maximum(np.sign(missing) * (missing - pending), 0)
         return [
             *_deletions(snapshot, group, edge, -missing),
-            *_additions(snapshot, group, edge, missing, allowed),
+            *_additions(snapshot, group, edge, missing, allowed, most),
         ]
 
     def _recommended(self, current: Int64Array, ready: Int64Array, usage: Float64Array) -> Int64Array:
@@ -187,6 +190,7 @@ def _additions(
     edge: BoolArray,
     missing: Int64Array,
     allowed: BoolArray | None,
+    most: int,
 ) -> list[OrchestrationAction]:
     topology = snapshot.topology
     nodes, services, replicas = topology.nodes, topology.services, topology.replicas
@@ -206,7 +210,7 @@ def _additions(
         hosted = np.bincount(replicas.node[(group == row) & edge], minlength=len(nodes.names))
         for _ in range(int(missing.flat[row])):
             feasible = np.flatnonzero(suits & (memory_free >= memory))
-            if not len(feasible):
+            if not len(feasible) or len(actions) == most:
                 break
             free_share = (
                 np.maximum(cpu_free[feasible] - cpu, 0) / nodes.cpu_millicores[feasible]

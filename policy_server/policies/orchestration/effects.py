@@ -50,8 +50,7 @@ def expected_effects(graph: OrchestrationGraph, actions: Sequence[PlannedAction]
     capacity = nodes.cpu_millicores.astype(np.float64) * nodes.speed
     demand = graph.system_demand_millicores
     counts = graph.node_live.astype(np.float64)
-    totals = np.zeros_like(demand)
-    np.add.at(totals, system, counts)
+    totals = graph.system_live.copy()
     share = np.divide(demand, totals, out=np.zeros_like(demand), where=totals > 0)
     load = np.einsum("nw,nw->n", counts, share[system])
     effects = []

@@ -20,6 +20,7 @@ answer are feasible together, in their order. What a deletion frees is not count
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -43,12 +44,14 @@ class OrchestrationOptions:
 
     Attributes:
         maximum_actions: at most so many actions per system; None: as many as the policy sees fit (learned ones 2, the
-            H of the KaiS paper).
+            H of the KaiS paper), but not more than ``ceiling``.
         protected_services: int64, rows of services that lose no replica.
+        ceiling: at most so many actions per system, whatever the policy sees fit; None: no bound.
     """
 
     maximum_actions: int | None = None
     protected_services: Int64Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    ceiling: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,12 +63,14 @@ class OrchestrationQuery:
         options: of every system in it.
         memory: of the caller's earlier answers, which a decision reads, and of rules.
         pending_requests: float32 [R], requests on their way to each replica that the snapshot lacks; None: none.
+        now_seconds: on the clock of the snapshot; None: the time it was taken.
     """
 
     graph: OrchestrationGraph
     options: OrchestrationOptions = OrchestrationOptions()
     memory: FrameMemory = field(default_factory=FrameMemory)
     pending_requests: Float32Array | None = None
+    now_seconds: float | None = None
 
 
 class PlannedAction(NamedTuple):
@@ -99,6 +104,7 @@ class FramePlan:
         graph: of the snapshot decided on.
         options: of every system in it.
         actions: in order.
+        most: actions that each system may have.
         pending: int64 [S, W], replicas that earlier answers of this frame added and the snapshot does not show yet;
             those they deleted count negative.
     """
@@ -134,28 +140,26 @@ class FramePlan:
         group = node_system[topology.replicas.node] * graph.services + topology.replicas.service
         self._live = np.bincount(group[graph.live], minlength=shape[0] * shape[1]).reshape(shape)
         self._ready = np.bincount(group[graph.table.ready], minlength=shape[0] * shape[1]).reshape(shape)
-        size = len(nodes.names) * graph.services
-        pair = static.replica_pair
-        self._deletable_starting = np.bincount(pair[deletable & self._starting], minlength=size).reshape(
-            -1, graph.services
-        )
-        self._deletable_ready = np.bincount(pair[deletable & ~self._starting], minlength=size).reshape(
-            -1, graph.services
-        )
-        self._touched: BoolArray = np.zeros((len(nodes.names), graph.services), bool)
-        self._added: BoolArray = np.zeros((len(nodes.names), graph.services), bool)
+        pairs = (len(nodes.names), graph.services)
+        pair, size = static.replica_pair, pairs[0] * pairs[1]
+        starting, ready = deletable & self._starting, deletable & ~self._starting
+        self._deletable_starting = np.bincount(pair[starting], minlength=size).reshape(pairs)
+        self._deletable_ready = np.bincount(pair[ready], minlength=size).reshape(pairs)
+        self._touched: BoolArray = np.zeros(pairs, bool)
+        self._added: BoolArray = np.zeros(pairs, bool)
         self._has_image = graph.node_live > 0
         self._given = np.zeros(graph.systems, np.int64)
+        self._planned = np.zeros(shape, np.int64)
         self.pending: Int64Array = np.zeros(shape, np.int64)
-        self._most = np.iinfo(np.int64).max
-        if self.options.maximum_actions is not None:
-            self._most = self.options.maximum_actions
-        self._take_in(query.memory)
+        bounds = (self.options.maximum_actions, self.options.ceiling)
+        self.most: int = min((bound for bound in bounds if bound is not None), default=sys.maxsize)
+        now_seconds = graph.snapshot.taken_at_seconds if query.now_seconds is None else query.now_seconds
+        self._take_in(query.memory.given(now_seconds))
 
     def additions(self, nodes: Int64Array) -> BoolArray:
         """bool [K, W]: whether a replica of each service may be added to each of K nodes (rows)."""
         static = self.graph.topology
-        free = static.node_is_edge[nodes] & (self._given[static.node_system[nodes]] < self._most)
+        free = static.node_is_edge[nodes] & (self._given[static.node_system[nodes]] < self.most)
         feasible = (self._memory_held[nodes, None] + self._memory_needed <= self._memory[nodes, None]) & (
             self._cpu_held[nodes, None] + self._cpu_needed <= self._cpu[nodes, None]
         )
@@ -171,7 +175,7 @@ class FramePlan:
         feasible &= self._ready[system] >= 2
         feasible |= self._deletable_starting[nodes] > 0
         feasible &= self._live[system] >= 2
-        feasible &= (self._given[system] < self._most)[:, None]
+        feasible &= (self._given[system] < self.most)[:, None]
         feasible &= ~self._added[nodes]
         return feasible
 
@@ -191,7 +195,7 @@ class FramePlan:
 
     def may_act(self, node: int) -> bool:
         """Whether the system of a node has not had all the actions it may have."""
-        return bool(self._given[self.graph.topology.node_system[node]] < self._most)
+        return bool(self._given[self.graph.topology.node_system[node]] < self.most)
 
     def lacks_memory(self) -> BoolArray:
         """bool [N, W]: whether a node's memory is in the way of adding a replica of each service."""
@@ -213,6 +217,7 @@ class FramePlan:
         self._take(node, service)
         system = int(self.graph.topology.node_system[node])
         self._given[system] += 1
+        self._planned[system, service] += 1
         self.actions.append(
             PlannedAction(
                 AddReplica(service, node),
@@ -222,7 +227,7 @@ class FramePlan:
                 drain_first=False,
                 node_memory_bytes=float(self._memory_held[node]),
                 node_cpu_millicores=float(self._cpu_held[node]),
-                replicas=int(self._live[system, service]) + self._planned_additions(system, service),
+                replicas=int(self._live[system, service] + self._planned[system, service]),
             )
         )
         return True
@@ -237,7 +242,7 @@ class FramePlan:
             or self._added[node, service]
             or self._live[system, service] < 2
             or (not self._starting[replica] and self._ready[system, service] < 2)
-            or self._given[system] >= self._most
+            or self._given[system] >= self.most
         ):
             return False
         self._drop(replica)
@@ -251,7 +256,7 @@ class FramePlan:
                 drain_first=bool(self._outstanding[replica] > 0),
                 node_memory_bytes=float(self._memory_held[node] - self._memory_needed[service]),
                 node_cpu_millicores=float(self._cpu_held[node]),
-                replicas=int(self._live[system, service]) + self._planned_additions(system, service),
+                replicas=int(self._live[system, service] + self._planned[system, service]),
             )
         )
         return True
@@ -289,15 +294,6 @@ class FramePlan:
                 given.append(GivenDeletion(now_seconds, endpoint, node, service))
         return given
 
-    def _planned_additions(self, system: int, service: int) -> int:
-        node_system = self.graph.topology.node_system
-        return sum(
-            isinstance(planned.action, AddReplica)
-            and planned.service == service
-            and int(node_system[planned.node]) == system
-            for planned in self.actions
-        )
-
     def _dispensable(self, node: int, service: int) -> int | None:
         pair = node * self.graph.services + service
         rows = np.flatnonzero((self.graph.topology.replica_pair == pair) & self._deletable)
@@ -324,9 +320,9 @@ class FramePlan:
         self._ready[system, service] -= not starting
         self._touched[node, service] = True
 
-    def _take_in(self, memory: FrameMemory) -> None:
+    def _take_in(self, earlier: list[GivenAddition | GivenDeletion]) -> None:
         topology = self.graph.snapshot.topology
-        for given in memory.given(self.graph.snapshot.taken_at_seconds):
+        for given in earlier:
             node, service = topology.node_index.get(given.node), topology.service_index.get(given.service)
             if node is None or service is None:
                 continue

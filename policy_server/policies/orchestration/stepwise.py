@@ -142,7 +142,12 @@ def action_scores(
         services: W.
     """
     return np.concatenate(
-        (delete_score.reshape(-1, services), nothing_score[:, None], add_score.reshape(-1, services)), axis=1
+        (
+            delete_score.reshape(len(nothing_score), services),
+            nothing_score[:, None],
+            add_score.reshape(len(nothing_score), services),
+        ),
+        axis=1,
     )
 
 

@@ -19,7 +19,13 @@ from policy_server.cluster.snapshot import Snapshot
 from tests.support.serving import Serving, equal_endpoints, error_of, running_server
 
 SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
-FOLLOW_READINESS = ("", "readiness", "policy.v1.DispatchService", "policy.v1.StateService")
+FOLLOW_READINESS = (
+    "",
+    "readiness",
+    "policy.v1.DispatchService",
+    "policy.v1.OrchestrationService",
+    "policy.v1.StateService",
+)
 open_gate = threading.Event()
 
 
@@ -102,7 +108,7 @@ async def test_reflection_lists_the_services(version: str) -> None:
     async with running_server() as serving:
         response = await reflect(serving, version)
     listed = {service.name for service in response.list_services_response.service}
-    assert {"policy.v1.DispatchService", "policy.v1.StateService", "grpc.health.v1.Health"} <= listed
+    assert {*FOLLOW_READINESS[2:], "grpc.health.v1.Health"} <= listed
 
 
 async def test_reflection_can_be_turned_off() -> None:

@@ -2,11 +2,24 @@ from dataclasses import replace
 
 import pytest
 
+from policy_server.features.orchestration_schema import ORCHESTRATION_SCHEMA
 from policy_server.features.schema import SCHEMA
-from policy_server.runtime.graph_contract import ENCODER, HEAD, dispatch_signatures, require_dispatch_graphs
+from policy_server.runtime.graph_contract import (
+    ENCODER,
+    HEAD,
+    dispatch_signatures,
+    orchestration_signatures,
+    require_dispatch_graphs,
+    require_orchestration_graphs,
+)
 from policy_server.runtime.session import ModelSession
 from policy_server.runtime.signature import SignatureError, TensorSpec
-from tests.support.models import encoder_model, head_model
+from tests.support.models import (
+    encoder_model,
+    head_model,
+    orchestration_encoder_model,
+    orchestration_head_model,
+)
 
 
 def test_real_graphs_of_any_width_pass() -> None:
@@ -44,3 +57,31 @@ def test_frozen_row_counts_are_refused() -> None:
 def test_both_graphs_are_needed() -> None:
     with pytest.raises(SignatureError, match="models: "):
         require_dispatch_graphs({HEAD: dispatch_signatures(8)[HEAD]})
+
+
+class TestOrchestration:
+    def test_real_graphs_of_any_width_pass(self) -> None:
+        require_orchestration_graphs(
+            {
+                ENCODER: ModelSession(orchestration_encoder_model(width=12)).signature,
+                HEAD: ModelSession(orchestration_head_model(width=12)).signature,
+            }
+        )
+
+    def test_a_pair_is_seen_with_its_demand(self) -> None:
+        inputs = {tensor.name: tensor for tensor in orchestration_signatures(8)[HEAD].inputs}
+        assert inputs["pair_features"].shape == (
+            "P",
+            len(ORCHESTRATION_SCHEMA.demand) + len(ORCHESTRATION_SCHEMA.pair),
+        )
+
+    def test_encoder_and_head_must_agree_on_the_embedding_width(self) -> None:
+        graphs = {ENCODER: orchestration_signatures(8)[ENCODER], HEAD: orchestration_signatures(9)[HEAD]}
+        with pytest.raises(
+            SignatureError, match=r"head: input node_embedding: .*\[K, 9\], expected .*\[K, 8\]"
+        ):
+            require_orchestration_graphs(graphs)
+
+    def test_graphs_of_another_kind_are_refused(self) -> None:
+        with pytest.raises(SignatureError, match="encoder: inputs: "):
+            require_orchestration_graphs(dispatch_signatures(8))

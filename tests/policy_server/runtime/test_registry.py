@@ -16,12 +16,18 @@ from policy_server.cluster.ledger import Ledger
 from policy_server.policies.dispatch import DispatchPolicy, DispatchView
 from policy_server.policies.guard import DecisionSource, FallbackReason, GuardObserver
 from policy_server.policies.heuristics import HEURISTIC_DISPATCH_NAMES, heuristic_dispatch
+from policy_server.policies.orchestration.rules import HEURISTIC_ORCHESTRATION_NAMES
 from policy_server.runtime import registry as registry_module
 from policy_server.runtime.bundle import BundleError, shipped_bundles_root
 from policy_server.runtime.graph_contract import ENCODER, HEAD
-from policy_server.runtime.registry import PolicyRegistry, UnknownPolicyError
+from policy_server.runtime.registry import OrchestrationRegistry, PolicyRegistry, UnknownPolicyError
 from policy_server.runtime.session import ModelSession
-from tests.support.models import encoder_model, head_model, write_example_bundle
+from tests.support.models import (
+    encoder_model,
+    head_model,
+    write_example_bundle,
+    write_orchestration_bundle,
+)
 from tests.support.systems import example_queries, example_snapshot, example_topology
 
 
@@ -315,3 +321,43 @@ def test_two_hundred_reloads_do_not_grow(root: Path) -> None:
         if patch == 40:
             at_forty = resident_mebibytes()
     assert resident_mebibytes() - at_forty <= 20
+
+
+class TestKinds:
+    def test_each_registry_knows_the_bundles_of_its_kind(self, root: Path) -> None:
+        write_orchestration_bundle(root)
+        dispatch = PolicyRegistry(root, active="kais")
+        orchestration = OrchestrationRegistry(root, active="gpg")
+        assert dispatch.names == ("kais", *HEURISTIC_DISPATCH_NAMES)
+        assert orchestration.names == ("gpg", *HEURISTIC_ORCHESTRATION_NAMES)
+        assert not dispatch.last_reload.failures
+        assert not orchestration.last_reload.failures
+
+    def test_a_bundle_of_the_other_kind_cannot_be_active(self, root: Path) -> None:
+        with pytest.raises(UnknownPolicyError, match="policy: 'kais' is unknown; choose one of static"):
+            OrchestrationRegistry(root, active="kais")
+
+    def test_a_broken_bundle_is_stood_in_for(self, tmp_path: Path) -> None:
+        bundle = write_orchestration_bundle(tmp_path)
+        (bundle / "head.onnx").write_bytes(b"garbage")
+        registry = OrchestrationRegistry(tmp_path, active="gpg")
+        assert registry.get().degraded
+        assert registry.last_reload.missing == ("gpg",)
+
+    def test_a_bundle_that_does_not_tell_its_kind_is_refused_once(self, tmp_path: Path) -> None:
+        bundle = write_orchestration_bundle(tmp_path)
+        (bundle / "manifest.json").write_text("garbage")
+        assert len(PolicyRegistry(tmp_path, active="random").last_reload.failures) == 1
+        assert not OrchestrationRegistry(tmp_path, active="static").last_reload.failures
+
+    def test_a_new_version_replaces_the_old_one(self, tmp_path: Path) -> None:
+        write_orchestration_bundle(tmp_path)
+        registry = OrchestrationRegistry(tmp_path, active="gpg")
+        write_orchestration_bundle(tmp_path, version="1.1.0", seed=2)
+        assert [bundle.manifest.version for bundle in registry.reload().loaded] == ["1.1.0"]
+        assert registry.get().version == "1.1.0"
+
+    def test_a_bundle_named_like_a_rule_is_refused(self, tmp_path: Path) -> None:
+        write_orchestration_bundle(tmp_path, policy="greedy")
+        (failure,) = OrchestrationRegistry(tmp_path, active="greedy").last_reload.failures
+        assert failure.what == "named like a heuristic"

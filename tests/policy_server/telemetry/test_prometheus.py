@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from policy_server.policies.decision_origin import DecisionOrigin, DecisionSource
 from policy_server.policies.onnx_dispatch import OnnxDispatch
+from policy_server.policies.orchestration.onnx import OnnxOrchestration
 from policy_server.proto.policy.v1.dispatch_service_pb2 import (
     Candidate,
     DispatchBatchRequest,
@@ -24,7 +26,7 @@ from policy_server.server import PolicyServer
 from policy_server.settings import Settings
 from policy_server.telemetry.durations import CALL_BOUNDS_SECONDS
 from policy_server.telemetry.export import TelemetryError
-from tests.support.models import write_example_bundle
+from tests.support.models import write_example_bundle, write_orchestration_bundle
 from tests.support.serving import STEADY, Serving, error_of, graded_endpoints, running_server
 
 GOLDEN = Path(__file__).parent / "testdata" / "metrics.txt"
@@ -110,6 +112,8 @@ async def test_names_and_labels_are_those_dashboards_know(
     async with running_server(graded_endpoints(3), metrics_port=0, models=tmp_path) as serving:
         await exercise(serving)
         await serving.dispatch(policy="kais")
+        await serving.orchestrate()
+        serving.server.metrics.withdrew(DecisionOrigin("greedy", "1", DecisionSource.HEURISTIC), 1)
         shown = shape(scrape(serving))
     assert shown == GOLDEN.read_text()
 
@@ -159,6 +163,36 @@ async def test_non_finite_scores_are_counted(tmp_path: Path, monkeypatch: pytest
     assert value(text, "policy_decisions_total", policy="earliest-completion", source="fallback") == 3
     code = value(text, "rpc_server_call_duration_seconds_count", rpc_method=DISPATCH)
     assert code == 3
+
+
+async def test_orchestration_is_counted_by_itself() -> None:
+    async with running_server(graded_endpoints(3), metrics_port=0) as serving:
+        actions = 0
+        for _ in range(3):
+            actions += len((await serving.orchestrate()).actions)
+        text = scrape(serving)
+    assert actions > 0
+    assert value(text, "policy_orchestration_duration_seconds_count", policy="greedy") == 3
+    assert value(text, "policy_orchestration_actions_total", policy="greedy", kind="delete") == actions
+    assert "policy_decisions_total" not in samples(text)
+
+
+async def test_faults_of_orchestration_models_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("broken")
+
+    write_orchestration_bundle(tmp_path)
+    monkeypatch.setattr(OnnxOrchestration, "decide", fail)
+    async with running_server(graded_endpoints(3), metrics_port=0, models=tmp_path) as serving:
+        for _ in range(6):
+            await serving.orchestrate()
+        text = scrape(serving)
+    assert value(text, "policy_fallbacks_total", policy="gpg", reason="model_error") == 5
+    assert value(text, "policy_fallbacks_total", policy="gpg", reason="circuit_open") == 1
+    assert value(text, "policy_breaker_openings_total", policy="gpg") == 1
+    assert value(text, "policy_orchestration_duration_seconds_count", source="fallback") == 6
 
 
 async def test_state_age_is_absent_while_there_is_no_state() -> None:

@@ -15,6 +15,7 @@ import torch
 from training.algorithms.cmmac import CmmacConfig, CmmacState, Credit, SlotTensors, initial_state, train
 from training.algorithms.rollout import collect
 from training.checkpoints import (
+    DISPATCH,
     RunError,
     create_run,
     load_checkpoint,
@@ -129,8 +130,8 @@ def test_recorded_probabilities_are_those_of_the_networks(learned: CmmacState) -
 def test_a_checkpoint_holds_everything(learned: CmmacState, tmp_path: Path) -> None:
     create_run(tmp_path, TINY)
     save_checkpoint(tmp_path, learned)
-    config, state = load_checkpoint(tmp_path)
-    assert config == TINY == load_config(tmp_path)
+    config, state = load_checkpoint(tmp_path, DISPATCH)
+    assert config == TINY == load_config(tmp_path, DISPATCH)
     assert (state.update, state.decisions, state.seconds) == (2, learned.decisions, learned.seconds)
     assert state.history == learned.history
     for name in ("actor", "critic", "outcome_critic"):
@@ -149,8 +150,8 @@ def test_a_checkpoint_holds_everything(learned: CmmacState, tmp_path: Path) -> N
 def test_a_run_goes_on_with_changed_hyperparameters(learned: CmmacState, tmp_path: Path) -> None:
     create_run(tmp_path, TINY)
     save_checkpoint(tmp_path, learned)
-    config, state = resume_run(tmp_path, {"updates": 3, "critic_learning_rate": 2e-3})
-    assert config == replace(TINY, updates=3, critic_learning_rate=2e-3) == load_config(tmp_path)
+    config, state = resume_run(tmp_path, {"updates": 3, "critic_learning_rate": 2e-3}, DISPATCH)
+    assert config == replace(TINY, updates=3, critic_learning_rate=2e-3) == load_config(tmp_path, DISPATCH)
     assert [group["lr"] for group in state.critic_optimiser.param_groups] == [2e-3]
     steps_before = actor_steps(state)
     seen: list[int] = []
@@ -158,10 +159,10 @@ def test_a_run_goes_on_with_changed_hyperparameters(learned: CmmacState, tmp_pat
     assert seen == [3]
     assert actor_steps(state) > steps_before > 0
     with pytest.raises(RunError, match="context is 8 there, not 16; networks keep their size"):
-        resume_run(tmp_path, {"context": 16})
+        resume_run(tmp_path, {"context": 16}, DISPATCH)
     with pytest.raises(ValueError, match="updates: 0; must be one or more"):
-        resume_run(tmp_path, {"updates": 0})
-    assert load_config(tmp_path) == config
+        resume_run(tmp_path, {"updates": 0}, DISPATCH)
+    assert load_config(tmp_path, DISPATCH) == config
 
 
 def actor_steps(state: CmmacState) -> int:
@@ -192,12 +193,12 @@ def test_impossible_hyperparameters_are_named(changes: dict[str, Any], message: 
 
 def test_run_folders_explain_themselves(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"holds no config.json; train into it first"):
-        load_checkpoint(tmp_path)
+        load_checkpoint(tmp_path, DISPATCH)
     create_run(tmp_path, TINY)
     with pytest.raises(RunError, match="holds a run already; go on with --resume"):
         create_run(tmp_path, TINY)
     with pytest.raises(RunError, match=r"holds no checkpoint.pt yet"):
-        load_checkpoint(tmp_path)
+        load_checkpoint(tmp_path, DISPATCH)
     save_checkpoint(tmp_path, initial_state(replace(TINY, context=16)))
     with pytest.raises(RunError, match="does not fit the networks of this version"):
-        load_checkpoint(tmp_path)
+        load_checkpoint(tmp_path, DISPATCH)

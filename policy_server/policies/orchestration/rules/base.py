@@ -56,6 +56,13 @@ class OrchestrationRule(ABC):
         """float64 [N], finite: how good it is to add a replica of a service to each node, feasible or not."""
 
 
+def node_power(plan: FramePlan, nodes: Int64Array) -> Float64Array:
+    """float64 [K]: CPU x speed of each node, millicores of a reference machine."""
+    machines = plan.graph.snapshot.topology.nodes
+    power: Float64Array = machines.cpu_millicores[nodes].astype(np.float64) * machines.speed[nodes]
+    return power
+
+
 def free_share(plan: FramePlan, nodes: Int64Array | None = None) -> Float64Array:
     """float64 [K]: the smaller of the free shares of memory and of CPU, what is planned included.
 

@@ -15,9 +15,12 @@ from policy_server.policies.heuristics.shadow_schedule import (
     subtract,
 )
 from policy_server.policies.orchestration.plan import FramePlan, OrchestrationQuery
-from policy_server.policies.orchestration.rules.base import OrchestrationRule
+from policy_server.policies.orchestration.rules.base import OrchestrationRule, node_power
 
-_LEAST_GAIN = 1e-9
+_LEAST_GAIN = 1e-6
+"""Requests per second that are worth a replica; less is what rounding leaves."""
+_EQUAL_GAINS = 1e-9
+"""Relative difference of gains that are the same but for rounding."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,8 @@ class GspSs(OrchestrationRule):
 
     where, as far as the node has room: x are requests of its own access point that it would take from afar or that
     nobody serves yet, u the latter among them, and y further requests of the system that nobody serves yet. So a
-    request served elsewhere on the edge counts half of one served at its access point. Where memory is in the way of
+    request served elsewhere on the edge counts half of one served at its access point. Of equal gains the one on the
+    node with the most room is taken, since any node with enough room gains alike. Where memory is in the way of
     a gain, an idle replica that the schedule leaves without requests is deleted, one per node.
 
     Takes as many actions as there are gains, unless the caller sets a maximum.
@@ -46,13 +50,15 @@ class GspSs(OrchestrationRule):
         """Additions by gain, their score, then deletions."""
         schedule = schedule_rates(plan)
         nodes = np.arange(len(schedule.room), dtype=np.int64)
+        power = node_power(plan, nodes)
         gain = schedule.gains(nodes)
         feasible = plan.additions(nodes)
         blocked = _blocked_by_memory(plan, gain, feasible)
         gain[~feasible] = 0.0
         best = gain.max(axis=1, initial=0.0)
         while len(best) and best.max() > _LEAST_GAIN:
-            node = int(best.argmax())
+            equal = np.flatnonzero(best >= best.max() * (1 - _EQUAL_GAINS))
+            node = int(equal[(schedule.room[equal] * power[equal]).argmax()])
             service = int(gain[node].argmax())
             if plan.add(node, service, float(gain[node, service])):
                 schedule.take(node, service)
@@ -140,7 +146,8 @@ def schedule_rates(plan: FramePlan) -> RateSchedule:
     graph = plan.graph
     topology, load, static = graph.snapshot.topology, graph.snapshot.load, graph.table.static
     replicas, width = topology.replicas, graph.services
-    far = load.arrival_rate_per_second.astype(np.float64)
+    # Row by row in memory, whatever the column was, since what is left is taken off a flat view.
+    far = np.array(load.arrival_rate_per_second, np.float64, order="C")
     node_room = np.full(len(topology.nodes.names), PLANNED_UTILISATION)
     replica_room = np.full(len(replicas.endpoints), PLANNED_UTILISATION)
     replica_rate = np.zeros(len(replicas.endpoints))
@@ -158,7 +165,7 @@ def schedule_rates(plan: FramePlan) -> RateSchedule:
             replica_share=execution * static.inverse_concurrency[rows],
         )
         if not near:
-            np.add.at(unserved, topology.access_points.system, far)
+            unserved = graph.per_system(far)
         remaining = (far if near else unserved).ravel()
         for step in range(STEPS_PER_TIER):
             accepted = accept(routes, remaining / (STEPS_PER_TIER - step), node_room, replica_room)
@@ -169,10 +176,8 @@ def schedule_rates(plan: FramePlan) -> RateSchedule:
 
 def _node_share(plan: FramePlan, nodes: Int64Array) -> Float64Array:
     """float64 [K, W]: share of each node that one request per second of each service takes."""
-    machines = plan.graph.snapshot.topology.nodes
-    power = machines.cpu_millicores[nodes].astype(np.float64) * machines.speed[nodes]
     cpu_seconds = plan.graph.table.static.service_cpu_seconds.astype(np.float64)
-    share: Float64Array = cpu_seconds / power[:, None]
+    share: Float64Array = cpu_seconds / node_power(plan, nodes)[:, None]
     return share
 
 

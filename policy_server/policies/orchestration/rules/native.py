@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -35,7 +36,9 @@ class Native(OrchestrationRule):
         snapshot = plan.graph.snapshot
         nodes = np.arange(len(snapshot.topology.nodes.names), dtype=np.int64)
         autoscaler = self._autoscaler(snapshot, query.memory)
-        for action in autoscaler.decide(snapshot, allowed=plan.additions(nodes), pending=plan.pending):
+        most = min(plan.most * plan.graph.systems, sys.maxsize)
+        wanted = autoscaler.decide(snapshot, allowed=plan.additions(nodes), pending=plan.pending, most=most)
+        for action in wanted:
             if isinstance(action, AddReplica):
                 plan.add(action.node, action.service, 1.0)
             else:

@@ -1,0 +1,139 @@
+"""``policy-train orchestrate``, ``export`` of its runs and ``evaluate joint``, as they are typed."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from functools import partial
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from policy_server.runtime.bundle import load_bundle
+from training import orchestration_validation
+from training.algorithms.gpg import GpgConfig
+from training.checkpoints import ORCHESTRATION, create_run, load_config
+from training.cli import main, training_command
+from training.evaluation import joint
+from training.hyperparameters import given_hyperparameters
+from training.orchestration_commands import train_orchestration
+from training.orchestration_scenarios import DEFAULT_SETTING, OrchestrationSetting
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["orchestrate"], "Missing option '--run'"),
+        (["orchestrate", "--run", "RUN", "--repeats", "1"], "repeats: 1; must be two or more"),
+        (["orchestrate", "--run", "RUN", "--encoder", "flat"], "'graph', 'stacked'"),
+        (["orchestrate", "--run", "RUN", "--runners", "0"], "x>=1"),
+        (["evaluate", "joint", "--workload", "P1", "--trace", "t.csv"], "P1 and --trace t.csv: give one"),
+        (
+            ["evaluate", "joint", "--policies", "greedy"],
+            "'greedy' is no combination; write DISPATCH+ORCHESTRATION",
+        ),
+        (["evaluate", "joint", "--policies", "greedy+magic"], "'magic' is unknown; choose one of static"),
+        (["evaluate", "joint", "--policies", "magic+greedy"], "'magic' is unknown; choose one of random"),
+        (["evaluate", "joint", "--policies", "greedy+greedy@0"], "no combination"),
+        (["evaluate", "joint", "--compare", "flat"], "write LABEL=FOLDER"),
+        (["evaluate", "joint", "--seeds", "1"], "x>=2"),
+    ],
+)
+def test_wrong_usage_is_explained(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.split())
+    assert result.stdout == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_of_dispatch_is_no_run_of_orchestration(tmp_path: Path) -> None:
+    create_run(tmp_path / "run", GpgConfig())
+    result = invoke("dispatch", "--run", tmp_path / "run", "--resume")
+    assert result.exit_code == 1
+    assert "written by another command than `policy-train dispatch`" in " ".join(result.stderr.split())
+
+
+def test_the_recorded_command_trains_with_the_same_hyperparameters() -> None:
+    assert training_command(GpgConfig()) == "policy-train orchestrate --run RUN"
+    config = GpgConfig(seed=3, presets=("testbed-100",), load_range=(0.5, 0.6), encoder="stacked")
+    program, command, *arguments = shlex.split(training_command(config))
+    assert (program, command) == ("policy-train", "orchestrate")
+    context = train_orchestration.make_context(command, arguments)
+    assert GpgConfig(**given_hyperparameters(GpgConfig, context.params)) == config
+
+
+SHORT = OrchestrationSetting(frames=1, settle_slots=4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_train_export_and_evaluate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        orchestration_validation,
+        "OrchestrationValidation",
+        partial(orchestration_validation.OrchestrationValidation, seeds_per_pattern=1, setting=SHORT),
+    )
+    run, models, report = tmp_path / "run", tmp_path / "models", tmp_path / "report"
+    tiny = (
+        "--scenarios", 1, "--repeats", 2, "--presets", "testbed-40", "--load-range", 0.1, 0.2, "--frames", 1,
+        "--warm-start-batches", 1, "--embedding", 8, "--hidden", 8,
+    )  # fmt: skip
+    result = invoke("orchestrate", "--run", run, *tiny, "--updates", 1, "--json")
+    assert result.exit_code == 0, result.output
+    summary = json.loads(result.stdout)
+    assert (summary["updates"], summary["frames"]) == (1, 2)
+    assert Path(summary["plot"]).read_bytes().startswith(b"\x89PNG")
+    assert json.loads((run / "baselines.json").read_text()).keys() == {"static", "greedy", "gsp-ss"}
+    result = invoke("orchestrate", "--run", run, "--resume", "--updates", 2, "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["updates"] == 2
+
+    result = invoke("export", "--run", run, "--models", models, "--version", "1.0.0", "--json")
+    assert result.exit_code == 0, result.output
+    bundle = load_bundle(Path(json.loads(result.stdout)["bundle"]))
+    assert bundle.path == models / "kais-orchestration" / "1.0.0"
+    assert bundle.manifest.kind == "orchestration"
+    assert bundle.manifest.training.command == training_command(load_config(run, ORCHESTRATION))
+
+    policies = "earliest-completion+ours,greedy+greedy,greedy+static,native+native"
+    evaluate = (
+        "evaluate", "joint", "--seeds", 2, "--frames", 1, "--load", 0.3, "--processes", 1, "--policies", policies,
+        "--compare", f"ours={models}", "--report", report, "--run", f"GPG={run}",
+    )  # fmt: skip
+    result = invoke(*evaluate, "--json")
+    assert result.exit_code == 0, result.output
+    figures = json.loads(result.stdout)
+    assert list(figures["policies"]) == policies.split(",")
+    for row in figures["policies"].values():
+        low, high = row["throughput_rate"]["ci95"]
+        assert low <= row["throughput_rate"]["mean"] <= high
+        assert 0 < row["throughput_rate"]["mean"] <= 1
+        assert 0 < row["decision_seconds"]["p50"] <= row["decision_seconds"]["p99"]
+    assert figures["policies"]["native+native"]["scheduling_cost"]["mean"] == 1.0
+    assert figures["policies"]["greedy+static"]["actions_per_frame"] == 0.0
+    assert "greedy+static" in invoke(*evaluate).stdout
+    text = (report / "report.md").read_text()
+    assert "earliest-completion+ours" in text
+    for picture in ("testbed-40-throughput_rate.png", "testbed-40-scheduling_cost.png", "learning.png"):
+        assert picture in text
+        assert (report / picture).read_bytes().startswith(b"\x89PNG")
+    missing = invoke("evaluate", "joint", "--seeds", 2, "--policies", "greedy+kais", "--models", tmp_path)
+    assert missing.exit_code == 1
+    assert "no model bundle 'kais-orchestration'" in missing.stderr
+
+
+def test_paired_figures_are_of_our_combination() -> None:
+    evaluation = joint.JointEvaluation(
+        preset="testbed-40", workload=None, combinations=("a+b",), setting=DEFAULT_SETTING
+    )
+    assert evaluation.runs == ("a+b", "native+native")
+    assert evaluation.duration_seconds == 310.0

@@ -1,0 +1,196 @@
+"""Dispatch (every slot) and orchestration (every frame) trained in turn or together.
+
+Each half learns in a world that the other half shapes: dispatch meets the replicas that orchestration places,
+orchestration is rewarded for what dispatch makes of them. How KaiS harmonises the two is not published. Schedules:
+
+``orchestration``
+    Only orchestration goes on learning, with the given dispatch inside.
+``dispatch``
+    Only dispatch goes on learning, on systems that the given orchestration changes every frame.
+``alternating``
+    Round by round, first the one and then the other, each against the other's latest weights.
+``joint``
+    The same number of updates, but interleaved one by one.
+
+After each round both play the validation scenarios together; the best pair is kept, the one given included.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from policy_server.features.graph import OrchestrationGraph
+from policy_server.policies.dispatch import DispatchPolicy
+from policy_server.policies.orchestration.plan import FramePlan, OrchestrationOptions, OrchestrationQuery
+from training.algorithms import cmmac, gpg
+from training.algorithms.cmmac import CmmacConfig, CmmacState
+from training.algorithms.frames import pick_frame
+from training.algorithms.gpg import GpgConfig, GpgState
+from training.algorithms.runners import JobSource, Runners
+from training.environments.dispatch import DispatchEnvironment, RoundObserver
+from training.networks.orchestration import OrchestrationActor
+from training.orchestration_scenarios import DEFAULT_SETTING, OrchestrationSetting, orchestration_simulator
+from training.simulator.metrics import SlotOutcome
+from training.simulator.simulator import SimulatorConfig, VectorSimulator
+
+Schedule = Literal["orchestration", "dispatch", "alternating", "joint"]
+
+
+@dataclass(frozen=True)
+class JointConfig:
+    """Hyperparameters of training both halves; those of each half are its own.
+
+    Raises:
+        ValueError: naming the field, the value and what it must be.
+    """
+
+    seed: int = 0
+    """Of the systems, the requests and the sampling."""
+    schedule: Schedule = "alternating"
+    """See :mod:`training.algorithms.two_scales`."""
+    rounds: int = 3
+    """Rounds; each ends with a validation."""
+    orchestration_updates: int = 2
+    """Updates of orchestration per round."""
+    dispatch_updates: int = 6
+    """Updates of dispatch per round."""
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "orchestration_updates", "dispatch_updates"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: {getattr(self, name)}; must be one or more")
+        if self.seed < 0:
+            raise ValueError(f"seed: {self.seed}; must be zero or more")
+
+
+@dataclass
+class JointState:
+    """Both halves, with the hyperparameters that each was and is trained with."""
+
+    dispatch_config: CmmacConfig
+    dispatch: CmmacState
+    orchestration_config: GpgConfig
+    orchestration: GpgState
+
+
+class OrchestratedDispatchEnvironment(DispatchEnvironment):
+    """Dispatch on systems in which an actor orchestrates at the beginning of every frame.
+
+    Args:
+        simulator: the systems.
+        actor: orchestrates by its best choices.
+        steps: H.
+        random: see :class:`~training.environments.dispatch.DispatchEnvironment`.
+        staleness_slots: likewise.
+    """
+
+    def __init__(
+        self,
+        simulator: VectorSimulator,
+        actor: OrchestrationActor,
+        *,
+        steps: int,
+        random: np.random.Generator,
+        staleness_slots: int = 0,
+    ) -> None:
+        super().__init__(simulator, random=random, staleness_slots=staleness_slots)
+        self._actor = actor
+        self._steps = steps
+        self._tie_breaks = random
+        self._options = OrchestrationOptions(maximum_actions=steps)
+
+    def step(self, policy: DispatchPolicy, observer: RoundObserver | None = None) -> SlotOutcome:
+        """Orchestrates if a frame begins, then dispatches and simulates the slot."""
+        if self.simulator.slot and self.simulator.slot % self.simulator.config.slots_per_frame == 0:
+            graph = OrchestrationGraph.of(self.simulator.snapshot())
+            plan = FramePlan(OrchestrationQuery(graph, self._options))
+            step = pick_frame(self._actor, plan, self._tie_breaks, steps=self._steps, temperature=0.0)
+            self.simulator.apply(step.actions, self.simulator.topology)
+        return super().step(policy, observer)
+
+
+def train(
+    config: JointConfig,
+    state: JointState,
+    runners: Runners,
+    validate: Callable[[JointState], float],
+    *,
+    on_round: Callable[[int, JointState, float], None],
+) -> list[float]:
+    """Trains ``state`` in place and leaves the best pair of all rounds in it.
+
+    Args:
+        config: hyperparameters.
+        state: the halves to start from.
+        runners: play the episodes of orchestration.
+        validate: mean throughput rate of a pair on the validation scenarios.
+        on_round: called after each round with its number, the state, and its validation throughput rate; with round 0
+            before the first.
+
+    Returns:
+        The throughput rates of the pair given and of each round.
+    """
+    rates = [validate(state)]
+    best = copy.deepcopy(state)
+    on_round(0, state, rates[0])
+    for number in range(1, config.rounds + 1):
+        for orchestration_updates, dispatch_updates in _portions(config):
+            if orchestration_updates:
+                _train_orchestration(config, state, runners, orchestration_updates)
+            if dispatch_updates:
+                _train_dispatch(config, state, dispatch_updates)
+        rates.append(validate(state))
+        if rates[-1] > max(rates[:-1]):
+            best = copy.deepcopy(state)
+        on_round(number, state, rates[-1])
+    state.dispatch, state.orchestration = best.dispatch, best.orchestration
+    return rates
+
+
+def _portions(config: JointConfig) -> list[tuple[int, int]]:
+    """Updates of orchestration and of dispatch that one round makes in turn."""
+    orchestration, dispatch = config.orchestration_updates, config.dispatch_updates
+    if config.schedule == "orchestration":
+        return [(orchestration, 0)]
+    if config.schedule == "dispatch":
+        return [(0, dispatch)]
+    if config.schedule == "alternating":
+        return [(orchestration, 0), (0, dispatch)]
+    shares = np.diff(np.linspace(0, dispatch, orchestration + 1).round().astype(int))
+    return [(1, int(share)) for share in shares]
+
+
+def _train_orchestration(config: JointConfig, state: JointState, runners: Runners, updates: int) -> None:
+    halfway = replace(
+        state.orchestration_config, seed=config.seed, updates=state.orchestration.update + updates
+    )
+    source = JobSource(halfway, runners, dispatch=state.dispatch.actor)
+    gpg.train(halfway, state.orchestration, source, on_update=lambda current, figures: None)
+
+
+def _train_dispatch(config: JointConfig, state: JointState, updates: int) -> None:
+    halfway = replace(state.dispatch_config, seed=config.seed, updates=state.dispatch.update + updates)
+
+    def environments(
+        dispatch: CmmacConfig, random: np.random.Generator, rollouts: int
+    ) -> OrchestratedDispatchEnvironment:
+        per_frame = SimulatorConfig().slots_per_frame
+        setting = OrchestrationSetting(
+            frames=-(-cmmac.rollout_slots(dispatch, rollouts) // per_frame),
+            settle_slots=DEFAULT_SETTING.settle_slots,
+        )
+        simulator = orchestration_simulator(cmmac.drawn_scenarios(dispatch, random), setting)
+        return OrchestratedDispatchEnvironment(
+            simulator,
+            state.orchestration.actor,
+            steps=state.orchestration_config.steps,
+            random=random,
+            staleness_slots=dispatch.staleness_slots,
+        )
+
+    cmmac.train(halfway, state.dispatch, on_update=lambda current, figures: None, environments=environments)

@@ -1,0 +1,151 @@
+"""A report on joint evaluations: tables and plots from the figures of every run that a folder holds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+
+REPORT_FILE = "report.md"
+OURS = "kais+kais"
+
+Evaluation = Mapping[str, Any]
+
+
+def add_to_report(folder: Path, evaluation: Evaluation, runs: Mapping[str, Path]) -> Path:
+    """Adds an evaluation to a report and writes the whole report anew.
+
+    Args:
+        folder: of the report; holds one JSON file per evaluation, named after system, workload and load.
+        evaluation: what ``policy-train evaluate joint --json`` prints.
+        runs: folders of training runs by label, whose learning curves the report shows.
+
+    Returns:
+        The report, ``report.md``.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"{evaluation['preset']}-{Path(evaluation['workload']).stem}-load-{evaluation['load']:g}"
+    (folder / f"{name}.json").write_text(json.dumps(evaluation, indent=2) + "\n")
+    evaluations = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    curves = _learning_curves(folder, runs)
+    presets = list(dict.fromkeys(entry["preset"] for entry in evaluations))
+    parts = [
+        "# Dispatch and orchestration together\n",
+        "Held-out seeds only; mean and half of the 95 % interval over seeds. A combination is "
+        "`DISPATCH+ORCHESTRATION`; `@H` after it is the most actions per frame. Costs are bytes forwarded and pulled "
+        "relative to `native+native` on the same seed.\n",
+    ]
+    for preset in presets:
+        of_preset = [entry for entry in evaluations if entry["preset"] == preset]
+        parts.append(f"## {preset}\n")
+        for figure, title in (
+            ("throughput_rate", "Throughput rate"),
+            ("scheduling_cost", "Scheduling cost / native+native"),
+            ("kais_advantage", f"Throughput rate of {OURS} minus that of the combination, paired by seed"),
+            ("kais_cost_ratio", f"Cost of {OURS} over that of the combination, paired by seed"),
+        ):
+            parts.append(f"{title}:\n\n{_table(of_preset, figure)}\n")
+        for figure, label in (
+            ("throughput_rate", "throughput rate"),
+            ("scheduling_cost", "cost / native+native"),
+        ):
+            picture = folder / f"{preset}-{figure}.png"
+            _plot(of_preset, figure, label, f"{preset}: {label} by workload", picture)
+            parts.append(f"![{label}]({picture.name})\n")
+    parts += [f"## Learning\n\n![learning curves]({curves.name})\n"] if curves else []
+    report = folder / REPORT_FILE
+    report.write_text("\n".join(parts))
+    return report
+
+
+def _column(evaluation: Evaluation) -> str:
+    load = "" if evaluation["load"] == 1 else f", load {evaluation['load']:g}"
+    return f"{evaluation['workload']}{load} ({evaluation['seeds']} seeds)"
+
+
+def _names(evaluations: Sequence[Evaluation]) -> list[str]:
+    """All combinations, the best on average first."""
+    rates: dict[str, list[float]] = {}
+    for evaluation in evaluations:
+        for name, figures in evaluation["policies"].items():
+            rates.setdefault(name, []).append(figures["throughput_rate"]["mean"])
+    return sorted(rates, key=lambda name: -sum(rates[name]) / len(rates[name]))
+
+
+def _table(evaluations: Sequence[Evaluation], figure: str) -> str:
+    heading = ["combination", *map(_column, evaluations)]
+    lines = ["| " + " | ".join(heading) + " |", "| --- " + "| ---: " * len(evaluations) + "|"]
+    for name in _names(evaluations):
+        cells = []
+        for evaluation in evaluations:
+            value = evaluation["policies"].get(name, {}).get(figure)
+            if value is None:
+                cells.append("")
+                continue
+            low, high = value["ci95"]
+            sign = "+" if figure == "kais_advantage" else ""
+            cells.append(f"{value['mean']:{sign}.3f} ±{(high - low) / 2:.3f}")
+        if any(cells):
+            lines.append("| " + " | ".join([name, *cells]) + " |")
+    return "\n".join(lines)
+
+
+def _plot(evaluations: Sequence[Evaluation], figure: str, label: str, title: str, path: Path) -> None:
+    names = _names(evaluations)
+    picture, axes = plt.subplots(figsize=(11, 5.5), layout="constrained")
+    width = 0.85 / max(len(names), 1)
+    for row, name in enumerate(names):
+        for column, evaluation in enumerate(evaluations):
+            value = evaluation["policies"].get(name, {}).get(figure)
+            if value is None:
+                continue
+            low, high = value["ci95"]
+            axes.bar(
+                column + (row - (len(names) - 1) / 2) * width,
+                value["mean"],
+                width,
+                yerr=[[value["mean"] - low], [high - value["mean"]]],
+                color=plt.get_cmap("tab20")(row % 20),
+                edgecolor="black" if name == OURS else "none",
+                label=name if column == 0 else None,
+                capsize=1.5,
+            )
+    axes.set_xticks(range(len(evaluations)), [_column(evaluation) for evaluation in evaluations])
+    axes.set_ylabel(label)
+    axes.set_title(title)
+    if figure == "throughput_rate":
+        axes.set_ylim(bottom=max(0.0, axes.dataLim.ymin - 0.2))
+    axes.grid(axis="y", alpha=0.3)
+    axes.legend(ncols=2, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    picture.savefig(path, dpi=130)
+    plt.close(picture)
+
+
+def _learning_curves(folder: Path, runs: Mapping[str, Path]) -> Path | None:
+    if not runs:
+        return None
+    picture, axes = plt.subplots(figsize=(9, 5), layout="constrained")
+    for label, run in runs.items():
+        history = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
+        points = [figures for figures in history if "validation_throughput_rate" in figures]
+        axes.plot(
+            [figures.get("frames", figures.get("decisions", 0)) for figures in points],
+            [figures["validation_throughput_rate"] for figures in points],
+            marker="o",
+            markersize=3,
+            label=label,
+        )
+    axes.set_xlabel("frames learned from")
+    axes.set_ylabel("throughput rate on validation scenarios")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    path = folder / "learning.png"
+    picture.savefig(path, dpi=130)
+    plt.close(picture)
+    return path
