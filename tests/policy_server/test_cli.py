@@ -13,6 +13,7 @@ from policy_server import serving
 from policy_server.cli import main
 from policy_server.client.scaling import scale_request_of_document
 from policy_server.policies.heuristics import HEURISTIC_DISPATCH_NAMES
+from policy_server.policies.orchestration.rules import HEURISTIC_ORCHESTRATION_NAMES
 from policy_server.policies.scaling import RULE_SCALING_NAMES
 from policy_server.settings import Settings
 from tests.support.models import write_example_bundle, write_orchestration_bundle, write_scaling_bundle
