@@ -186,12 +186,30 @@ async def test_back_ends_that_break_off_do_not_leave_requests_in_flight() -> Non
         async with running_gateway(addresses) as (serving, gateway):
             for back_end in back_ends:
                 back_end.breaks_off = True
-            for client in (gateway.client, gateway.client2):
-                answers = await asyncio.gather(
-                    *(client.post("/", content=b"all of this") for _ in range(10)), return_exceptions=True
-                )
-                assert all(map(is_failure, answers)), answers
+            answers = await asyncio.gather(
+                *(gateway.client.post("/", content=b"all of this") for _ in range(10)), return_exceptions=True
+            )
+            assert all(map(is_failure, answers)), answers
             await everything_has_ended(serving)
+
+
+async def test_grpc_streams_that_clients_cancel_do_not_stay_in_flight() -> None:
+    async with (
+        running_grpc_back_end() as address,
+        running_gateway([address]) as (serving, gateway),
+        grpc.aio.insecure_channel(gateway.envoy.address) as channel,
+    ):
+        streams = [
+            channel.stream_stream("/test.Echo/Stream")(metadata=tuple(REQUEST.items())) for _ in range(10)
+        ]
+        for stream in streams:
+            await stream.write(b"a")
+            assert await stream.read() == b"a"
+        assert serving.server.picker is not None
+        assert serving.server.picker.picker.in_flight == len(streams)
+        for stream in streams:
+            stream.cancel()
+        await everything_has_ended(serving)
 
 
 async def test_endpoints_that_come_and_go_do_not_leave_requests_in_flight() -> None:
