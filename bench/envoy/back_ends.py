@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import random
+import signal
 import sys
 import time
 import urllib.request
@@ -213,8 +214,6 @@ async def _live(receive: Callable[[], Any], send: Callable[[Any], Any]) -> None:
 
 
 async def _serve(descriptions: Sequence[dict[str, Any]]) -> None:
-    import signal
-
     from hypercorn.asyncio import serve
     from hypercorn.config import Config
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from bench.envoy import configuration
 from bench.envoy.back_ends import BackEndPlan, BackEnds, Slowdown
-from bench.envoy.configuration import Balancing, Shipped
+from bench.envoy.configuration import Balancing
 from bench.envoy.picker import PickerProcess, request_headers
 from bench.envoy.process import EnvoyProcess
 from bench.envoy.sides import Way
@@ -77,12 +77,14 @@ class DemoPlan:
         requests_per_second: The rate, whatever becomes of the requests.
         report_seconds: Between two reports of the back ends' state.
         policies: Of the picker.
+        way: How Envoy asks it.
     """
 
     seconds: float = 11.0
     requests_per_second: float = 220.0
     report_seconds: float = 0.1
-    policies: tuple[str, ...] = ("kais", "earliest-completion", "prequal")
+    policies: tuple[str, ...] = ("earliest-completion", "kais", "prequal")
+    way: Way = Way.EXT_PROC
 
     @property
     def contestants(self) -> tuple[Contestant, ...]:
@@ -156,7 +158,7 @@ def _run(plan: DemoPlan, contestant: Contestant) -> DemoFigures:
     unpicked = 0
     with ExitStack() as stack:
         back_ends = stack.enter_context(BackEnds(BACK_ENDS))
-        document = configuration.shipped(Shipped.FAIL_OPEN)
+        document = configuration.shipped(plan.way.configuration)
         configuration.listen_on_loopback(document)
         configuration.send_to(document, back_ends.addresses)
         reporter = None
@@ -172,7 +174,7 @@ def _run(plan: DemoPlan, contestant: Contestant) -> DemoFigures:
         measurement = get_at_rate(f"http://{gateway.address}/", load, _CONNECTIONS, headers)
         if reporter is not None:
             reporter.check()
-            unpicked = gateway.stat(Way.EXT_PROC.unanswered_stat)
+            unpicked = gateway.stat(plan.way.unanswered_stat)
     _check(contestant, measurement, load)
     return _figures(measurement, unpicked)
 

@@ -33,13 +33,20 @@ import click
     help="Between two reports of the back ends' state.",
 )
 @click.option(
+    "--way",
+    type=click.Choice(["ext_proc", "ext_authz"]),
+    default="ext_proc",
+    show_default=True,
+    help="How Envoy asks the picker.",
+)
+@click.option(
     "--policies",
-    default="kais,earliest-completion,prequal",
+    default="earliest-completion,kais,prequal",
     show_default=True,
     help="Comma-separated names of policies to serve.",
 )
 def demo_envoy_command(
-    as_json: bool, seconds: float, requests_per_second: float, report_seconds: float, policies: str
+    as_json: bool, seconds: float, requests_per_second: float, report_seconds: float, way: str, policies: str
 ) -> None:
     """Put the endpoint picker behind a real Envoy and compare it with Envoy's own balancing.
 
@@ -54,8 +61,9 @@ def demo_envoy_command(
     from bench.console_support import errors_reported, progress
     from bench.envoy.demo import DemoPlan, run_demo
     from bench.envoy.demo_table import demo_table
+    from bench.envoy.sides import Way
 
-    plan = DemoPlan(seconds, requests_per_second, report_seconds, _names(policies))
+    plan = DemoPlan(seconds, requests_per_second, report_seconds, _names(policies), Way(way))
     with errors_reported(), progress(len(plan.contestants)) as on_step:
         results = run_demo(plan, on_step)
     if as_json:
@@ -63,6 +71,7 @@ def demo_envoy_command(
             "seconds": seconds,
             "requests_per_second": requests_per_second,
             "report_seconds": report_seconds,
+            "way": way,
             "contestants": {name: asdict(figures) for name, figures in results.items()},
         }
         click.echo(json.dumps(document, indent=2))

@@ -11,7 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from bench.envoy.configuration import Document
 from bench.server_process import ServerError, ServerProcess
@@ -45,7 +45,7 @@ class EnvoyProcess(ServerProcess):
         self._threads = threads
         super().__init__(name, (), 0)
 
-    def __enter__(self) -> EnvoyProcess:
+    def __enter__(self) -> Self:
         """Starts Envoy.
 
         Raises:

@@ -36,8 +36,7 @@ from bench.void import VoidRunError
 from policy_server.proto.policy.v1.dispatch_service_pb2 import DispatchResponse
 from policy_server.proto.policy.v1.state_service_pb2 import FullState
 
-_WAYS = {Way.EXT_PROC: Shipped.FAIL_OPEN, Way.EXT_AUTHZ: Shipped.EXT_AUTHZ}
-_SIDES = 1 + 2 * len(_WAYS)
+_SIDES = 1 + 2 * len(Way)
 
 
 def steps(settings: GatewaySettings) -> int:
@@ -108,7 +107,7 @@ def _gateway_alone(addresses: Sequence[str]) -> EnvoyProcess:
 
 
 def _gateway(name: str, way: Way, addresses: Sequence[str], picker: str) -> EnvoyProcess:
-    document = _shipped(_WAYS[way], addresses)
+    document = _shipped(way.configuration, addresses)
     configuration.ask(document, picker)
     return EnvoyProcess(f"Envoy, {name}", document)
 

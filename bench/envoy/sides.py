@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from bench.envoy.configuration import Shipped
 from bench.envoy.picker import PickerProcess
 from bench.envoy.process import EnvoyProcess
 from bench.load.errors import LoadError
@@ -22,6 +23,11 @@ class Way(StrEnum):
 
     EXT_PROC = "ext_proc"
     EXT_AUTHZ = "ext_authz"
+
+    @property
+    def configuration(self) -> Shipped:
+        """The configuration that asks so and fails open."""
+        return Shipped.FAIL_OPEN if self is Way.EXT_PROC else Shipped.EXT_AUTHZ
 
     @property
     def asked_stat(self) -> str:

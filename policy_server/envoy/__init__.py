@@ -6,9 +6,11 @@ Two services answer the same question by the same pipeline as the native API, fr
   Extension. Picks by the request headers alone, whatever the body mode; bodies pass unchanged. A request counts as in
   flight from the pick until its stream ends, so the filter must send response headers (``response_header_mode: SEND``,
   which is what ``DEFAULT`` means): without them Envoy may end the stream as soon as the pick is made, and nobody tells
-  who served. Who served is read from the metadata ``envoy.lb`` / ``x-gateway-destination-endpoint-served`` (that
-  namespace must be among ``metadata_options.forwarding_namespaces.untyped``), else from the response attribute
-  ``upstream.address``, else from the response header of that name.
+  who served. Without ``response_trailer_mode: SEND`` it ends the stream at the response headers, and a request whose
+  response runs on counts no more. Who served is read from the metadata ``envoy.lb`` /
+  ``x-gateway-destination-endpoint-served`` (that namespace must be among
+  ``metadata_options.forwarding_namespaces.untyped``), else from the response attribute ``upstream.address``, else from
+  the response header of that name.
 - ``envoy.service.auth.v3.Authorization``, which sees no response: a request counts as in flight for as long as
   requests of its kind take, or until ``ReportOutcome`` tells its end.
 

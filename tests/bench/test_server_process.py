@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -11,7 +12,7 @@ import psutil
 import pytest
 
 from bench.commands import echo_command
-from bench.server_process import ServerError, ServerProcess, free_port
+from bench.server_process import ServerError, ServerProcess, free_port, free_ports
 
 
 def python(code: str) -> list[str]:
@@ -96,6 +97,21 @@ def test_a_server_that_ignores_the_signal_is_killed(monkeypatch: pytest.MonkeyPa
     with ServerProcess("server", python(stubborn), port) as process:
         pid = process.pid
     assert is_gone(pid)
+
+
+def test_a_killed_server_is_noticed_and_can_still_be_left() -> None:
+    with echo_process() as process:
+        process.kill()
+        with pytest.raises(ServerError, match="exit code -9"):
+            process.check_alive()
+
+
+def test_free_ports_differ_and_can_be_listened_on() -> None:
+    ports = free_ports(20)
+    assert len(set(ports)) == 20
+    for port in ports:
+        with socket.create_server(("127.0.0.1", port)):
+            pass
 
 
 def test_a_death_is_noticed() -> None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import grpc
+import httpx
 import pytest
 
 from bench.envoy import configuration
@@ -185,10 +186,57 @@ async def test_back_ends_that_break_off_do_not_leave_requests_in_flight() -> Non
         async with running_gateway(addresses) as (serving, gateway):
             for back_end in back_ends:
                 back_end.breaks_off = True
-            for client in (gateway.client, gateway.client2):
-                responses = await asyncio.gather(*(client.get("/") for _ in range(10)))
-                assert {response.status_code for response in responses} <= {500, 502, 503}
+            answers = await asyncio.gather(
+                *(gateway.client.post("/", content=b"all of this") for _ in range(10)), return_exceptions=True
+            )
+            assert all(map(is_failure, answers)), answers
             await everything_has_ended(serving)
+
+
+async def test_grpc_streams_that_clients_cancel_do_not_stay_in_flight() -> None:
+    async with (
+        running_grpc_back_end() as address,
+        running_gateway([address]) as (serving, gateway),
+        grpc.aio.insecure_channel(gateway.envoy.address) as channel,
+    ):
+        streams = [
+            channel.stream_stream("/test.Echo/Stream")(metadata=tuple(REQUEST.items())) for _ in range(10)
+        ]
+        for stream in streams:
+            await stream.write(b"a")
+            assert await stream.read() == b"a"
+        assert serving.server.picker is not None
+        assert serving.server.picker.picker.in_flight == len(streams)
+        for stream in streams:
+            stream.cancel()
+        await everything_has_ended(serving)
+
+
+async def test_endpoints_that_come_and_go_do_not_leave_requests_in_flight() -> None:
+    async with running_back_ends(3) as back_ends:
+        addresses = [back_end.address for back_end in back_ends]
+        async with running_gateway(addresses) as (serving, gateway):
+            for back_end in back_ends:
+                back_end.gate.clear()
+            requests = []
+            # Reports drop each endpoint in turn, and bring it back, while it has requests.
+            for row in (0, 1, 2, 0):
+                await serving.report(snapshot_of([*addresses[:row], *addresses[row + 1 :]]))
+                requests += [asyncio.create_task(gateway.get()) for _ in range(8)]
+                await all_wait(back_ends, len(requests))
+            await serving.report(snapshot_of(addresses))
+            for back_end in back_ends:
+                back_end.gate.set()
+            assert {answer.status_code for answer in await asyncio.gather(*requests)} == {200}
+            await everything_has_ended(serving)
+            assert await gateway.served_by() == addresses[0]
+
+
+def is_failure(answer: httpx.Response | BaseException) -> bool:
+    """Whether a client was told that its answer is not whole."""
+    if isinstance(answer, httpx.Response):
+        return answer.status_code >= 500
+    return isinstance(answer, httpx.RemoteProtocolError)
 
 
 async def all_wait(back_ends: list[BackEnd], count: int) -> None:

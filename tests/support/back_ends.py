@@ -29,7 +29,7 @@ class BackEnd:
         status: of the answers.
         gate: requests wait for it to open before they are answered.
         waiting: how many wait there.
-        breaks_off: whether it ends requests without an answer.
+        breaks_off: whether it breaks off in the middle of its answers.
     """
 
     address: str = ""
@@ -57,8 +57,6 @@ class BackEnd:
         self.waiting += 1
         await self.gate.wait()
         self.waiting -= 1
-        if self.breaks_off:
-            return None
         headers = {
             SERVED_BY: self.address,
             PROTOCOL: scope["http_version"],
@@ -67,6 +65,9 @@ class BackEnd:
         }
         encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": self.status, "headers": encoded})
+        if self.breaks_off:
+            await send({"type": "http.response.body", "body": bytes(body[:1]), "more_body": True})
+            raise ConnectionAbortedError("as told")
         await send({"type": "http.response.body", "body": bytes(body)})
         return None
 

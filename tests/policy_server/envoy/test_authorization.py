@@ -88,8 +88,8 @@ async def test_refusals() -> None:
 
 
 async def test_requests_count_until_they_are_expected_to_have_ended() -> None:
-    # An execution of 100 ms on endpoints that answered nothing yet.
-    async with data_plane(one_service_snapshot([Endpoint()] * 2, execution_seconds=0.1)) as plane:
+    # That long is an execution, and the endpoints have answered nothing yet.
+    async with data_plane(one_service_snapshot([Endpoint()] * 2, execution_seconds=0.7)) as plane:
         for _ in range(6):
             await ask(plane, check())
         assert plane.in_flight > 0
@@ -99,7 +99,7 @@ async def test_requests_count_until_they_are_expected_to_have_ended() -> None:
 
 
 async def test_what_responses_took_lately_is_what_is_expected() -> None:
-    snapshot = one_service_snapshot([Endpoint(latency_seconds=0.05)], execution_seconds=1000)
+    snapshot = one_service_snapshot([Endpoint(latency_seconds=0.5)], execution_seconds=1000)
     async with data_plane(snapshot) as plane:
         await ask(plane, check())
         assert plane.in_flight == 1
@@ -108,7 +108,7 @@ async def test_what_responses_took_lately_is_what_is_expected() -> None:
 
 async def test_no_longer_than_the_client_waits() -> None:
     async with data_plane(one_service_snapshot([Endpoint()], execution_seconds=1000)) as plane:
-        await ask(plane, check("service", {"x-envoy-expected-rq-timeout-ms": "50"}))
+        await ask(plane, check("service", {"x-envoy-expected-rq-timeout-ms": "500"}))
         assert plane.in_flight == 1
         await _until_idle(plane)
 
