@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 DEFAULT_PLOT = Path("reports/scaling-demo.png")
 _LOADS = ("normal", "high")
-_PIPED_WIDTH = 120
+_PIPED_WIDTH = 128
 
 
 @click.command("demo-scale")

@@ -168,7 +168,7 @@ def plot_scale_command(folders: tuple[Path, ...], output: Path) -> None:
 @click.option(
     "--equal-allocation",
     is_flag=True,
-    help="Also compare td3 with every other policy at equal allocation, once at theirs and once at ours.",
+    help="Also compare td3 with every other policy at the setting that allocates as much CPU as td3.",
 )
 @click.option(
     "--trade-off",
@@ -200,6 +200,7 @@ def evaluate_scale_command(
     """Compare scaling policies on held-out load: latency, violations, allocation and changes with 95 % intervals."""
     from policy_server.runtime.bundle import BundleError
     from training.scaling.evaluation import (
+        OURS,
         ScalingEvaluation,
         compare_at_equal_allocation,
         curves_to_json,
@@ -218,6 +219,8 @@ def evaluate_scale_command(
     unknown = sorted(set(evaluation.policies) - set(CONTENDER_NAMES))
     if unknown:
         raise click.UsageError(f"--policies: {', '.join(unknown)}; choose from {', '.join(CONTENDER_NAMES)}")
+    if equal_allocation and OURS not in evaluation.policies:
+        raise click.UsageError(f"--equal-allocation compares with {OURS}; name it in --policies too")
     document: dict[str, Any] = {"load": load, "seeds": seeds}
     compared: list[Comparison] = []
     try:
@@ -234,7 +237,7 @@ def evaluate_scale_command(
                 second = progress.add_task("equal allocation", total=others, figures="")
                 compared = compare_at_equal_allocation(
                     evaluation,
-                    figures,
+                    figures[OURS],
                     on_done=lambda name: progress.update(second, advance=1, figures=name),
                 )
                 document["equal_allocation"] = [row.to_json() for row in compared]
@@ -407,12 +410,19 @@ def _table(title: str, figures: dict[str, SeedFigures]) -> Table:
 
 def _comparison_table(compared: list[Comparison]) -> Table:
     table = Table(title="td3 against each policy at equal allocation, paired by seed: mean [95 % interval]")
-    for heading in ("policy", "moved", "CPU, td3 / policy", "mean latency %", "p99 %", "violations, points"):
-        table.add_column(heading, justify="left" if heading in ("policy", "moved") else "right")
+    for heading in (
+        "policy",
+        "setting",
+        "CPU, td3 / policy",
+        "mean latency %",
+        "p99 %",
+        "violations, points",
+    ):
+        table.add_column(heading, justify="left" if heading == "policy" else "right")
     for row in compared:
         table.add_row(
             row.policy,
-            f"{row.moved} to {row.setting:.3g}",
+            f"{row.setting:.3g}",
             f"{row.cpu_ratio.mean:.3f} [{row.cpu_ratio.low:.3f}, {row.cpu_ratio.high:.3f}]",
             _change(row.latency_reduction, -100, 1),
             _change(row.p99_reduction, -100, 1),

@@ -7,9 +7,9 @@ three instances together; means and 95 % intervals are over seeds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from policy_server.features.scaling import DEFAULT_ECONOMY
 from training.evaluation.statistics import Estimate, estimate
 from training.scaling.application import Application
 from training.scaling.contenders import CONTENDER_NAMES, Contender, contender
-from training.scaling.episodes import Episode, EpisodeSource
+from training.scaling.episodes import Episode
 from training.scaling.families import family
 from training.scaling.simulation import latency_quantile
 from training.scaling.sock_shop import sock_shop
@@ -33,6 +33,7 @@ from training.workloads.traces.windows import Split
 HELD_OUT_CURVES = ("diurnal", "azure", "bursty")
 OURS = "td3"
 _CURVE_POINTS = 8
+_MATCHING_SEEDS = 4
 
 
 @dataclass(frozen=True)
@@ -99,54 +100,48 @@ def _nested(figures: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Ours against another policy, one of them moved along its trade-off to the CPU allocation of the other.
+    """Ours against another policy that was moved along its trade-off to the CPU allocation of ours.
 
     Attributes:
         policy: the other one.
-        moved: whose setting was chosen for it, on validation episodes: ``td3`` or ``policy``.
-        setting: chosen, so that ours allocates no more CPU than the other: of ours the economy, of the other what
-            :func:`trade_off` sweeps.
-        ours: figures.
-        other: figures.
+        setting: chosen for it, of what :func:`trade_off` sweeps.
+        other: its figures.
         latency_reduction: 1 - ours / other, of the mean latency, paired by seed.
         p99_reduction: the same of the 99th percentile.
         cpu_ratio: ours / other.
+        memory_ratio: ours / other.
         violation_difference: ours - other.
     """
 
     policy: str
-    moved: str
     setting: float
-    ours: SeedFigures
     other: SeedFigures
     latency_reduction: Estimate
     p99_reduction: Estimate
     cpu_ratio: Estimate
+    memory_ratio: Estimate
     violation_difference: Estimate
 
     @staticmethod
-    def of(policy: str, moved: str, setting: float, ours: SeedFigures, other: SeedFigures) -> Comparison:
+    def of(policy: str, setting: float, ours: SeedFigures, other: SeedFigures) -> Comparison:
         """Pairs the figures by seed."""
         return Comparison(
             policy,
-            moved,
             setting,
-            ours,
             other,
             latency_reduction=estimate(1.0 - ours.mean_latency_seconds / other.mean_latency_seconds),
             p99_reduction=estimate(1.0 - ours.p99_latency_seconds / other.p99_latency_seconds),
             cpu_ratio=estimate(ours.cpu_cores / other.cpu_cores),
+            memory_ratio=estimate(ours.memory_mib / other.memory_mib),
             violation_difference=estimate(ours.slo_violation_rate - other.slo_violation_rate),
         )
 
     def to_json(self) -> dict[str, Any]:
         """Everything."""
-        compared = ("latency_reduction", "p99_reduction", "cpu_ratio", "violation_difference")
+        compared = ("latency_reduction", "p99_reduction", "cpu_ratio", "memory_ratio", "violation_difference")
         return {
             "policy": self.policy,
-            "moved": self.moved,
             "setting": self.setting,
-            OURS: self.ours.to_json(),
             self.policy: self.other.to_json(),
             **{name: getattr(self, name).to_json() for name in compared},
         }
@@ -206,44 +201,33 @@ def evaluate(
 
 
 def compare_at_equal_allocation(
-    evaluation: ScalingEvaluation,
-    figures: Mapping[str, SeedFigures],
-    *,
-    on_done: Callable[[str], None] = lambda _: None,
+    evaluation: ScalingEvaluation, ours: SeedFigures, *, on_done: Callable[[str], None] = lambda _: None
 ) -> list[Comparison]:
-    """Ours against each other policy of an evaluation at equal allocation, once at theirs and once at ours.
+    """Ours against each other policy of an evaluation, which is given as much CPU as ours allocates, or a little more.
 
-    First ours is moved to the allocation of the other at its best, then the other to the allocation of ours. Either
-    setting is found by bisection on validation episodes, so that ours allocates no more CPU there than the other. A
-    pair of which one cannot be moved so far is left out.
+    The setting that does it is found by bisection on the loads of the first seeds; nothing but the allocation is looked
+    at. A policy that cannot be moved so far is left out.
 
     Args:
         evaluation: what was evaluated.
-        figures: what came out.
+        ours: what came out for ours.
         on_done: told about each policy.
     """
-    application = evaluation.application or sock_shop()
-    episode = EpisodeSource(application).validation(2, evaluation.seconds, LEVELS[evaluation.load])
+    matching = replace(evaluation, seeds=min(evaluation.seeds, _MATCHING_SEEDS))
+    cores = float(ours.cpu_cores[: matching.seeds].mean())
 
-    def cores(chosen: Contender) -> float:
-        return float(_trials(application, evaluation.load, chosen, episode).cpu_cores.mean())
+    def allocated(chosen: Contender) -> float:
+        return float(evaluate_contender(matching, chosen).cpu_cores.mean())
 
-    ours = family(OURS, evaluation.models)
-    ours_cores = cores(contender(OURS, evaluation.models))
     compared = []
-    for name in figures:
+    for name in evaluation.policies:
         if name == OURS:
             continue
-        theirs_cores = cores(contender(name, evaluation.models))
-        economy = ours.setting_for(theirs_cores, cores, at_least=False)
-        if economy is not None:
-            moved = evaluate_contender(evaluation, ours.make(economy))
-            compared.append(Comparison.of(name, OURS, economy, moved, figures[name]))
-        theirs = family(name, evaluation.models)
-        setting = theirs.setting_for(ours_cores, cores, at_least=True)
+        along = family(name, evaluation.models)
+        setting = along.setting_for(cores, allocated)
         if setting is not None:
-            moved = evaluate_contender(evaluation, theirs.make(setting))
-            compared.append(Comparison.of(name, name, setting, figures[OURS], moved))
+            other = evaluate_contender(evaluation, along.make(setting))
+            compared.append(Comparison.of(name, setting, ours, other))
         on_done(name)
     return compared
 

@@ -43,30 +43,26 @@ class Family:
         """Values from generous to stingy."""
         return [self.setting(float(position)) for position in np.linspace(0.0, 1.0, count)]
 
-    def setting_for(
-        self, cpu_cores: float, allocated: Callable[[Contender], float], *, at_least: bool
-    ) -> float | None:
-        """The value whose allocation comes nearest, by bisection, for allocation falls from generous to stingy.
+    def setting_for(self, cpu_cores: float, allocated: Callable[[Contender], float]) -> float | None:
+        """The stingiest value that still allocates so much, by bisection: allocation falls from generous to stingy.
 
         Args:
             cpu_cores: to be allocated.
             allocated: by a policy.
-            at_least: whether to stay above that rather than below.
 
         Returns:
-            None where the family does not reach so far.
+            None where the most generous value allocates less.
         """
-        above, below = 0.0, 1.0
-        end = above if at_least else below
-        if (allocated(self.make(self.setting(end))) >= cpu_cores) != at_least:
+        enough, below = 0.0, 1.0
+        if allocated(self.make(self.setting(enough))) < cpu_cores:
             return None
         for _ in range(_BISECTIONS):
-            middle = (above + below) / 2
+            middle = (enough + below) / 2
             if allocated(self.make(self.setting(middle))) >= cpu_cores:
-                above = middle
+                enough = middle
             else:
                 below = middle
-        return self.setting(above if at_least else below)
+        return self.setting(enough)
 
 
 def family(name: str, models: Path | None = None) -> Family:
@@ -87,11 +83,11 @@ def family(name: str, models: Path | None = None) -> Family:
     if name in LEARNED_NAMES:
         return Family("economy", 0.0, 1.0, lambda value: varied(economy=value))
     if name == "static":
-        return Family("headroom", 6.0, 2.0, lambda value: Contender(policy, value))
+        return Family("headroom", 6.0, 1.0, lambda value: Contender(policy, value))
     if name == "threshold":
-        return Family("target_utilisation", 0.35, 0.75, lambda value: varied(target_utilisation=value))
+        return Family("target_utilisation", 0.35, 0.85, lambda value: varied(target_utilisation=value))
     if name == "percentile":
-        return Family("margin", 1.6, 0.3, lambda value: varied(margin=value))
+        return Family("margin", 1.6, 0.1, lambda value: varied(margin=value))
     ratio = policy.low_throttle_target / policy.throttle_target
     return Family(
         "throttle_target",

@@ -12,16 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from policy_server.policies.scaling import (
-    AutothrottleScaling,
-    PercentileScaling,
-    ScalingPolicy,
-    StaticScaling,
-    ThresholdScaling,
-)
 from training.scaling.application import Application
+from training.scaling.contenders import contender
 from training.scaling.episodes import EpisodeSource
-from training.scaling.loop import PROVISIONED_HEADROOM
 from training.scaling.trials import run_trials
 from training.scaling.workload import LEVELS
 
@@ -46,12 +39,6 @@ GRIDS: Mapping[str, Mapping[str, Sequence[Any]]] = {
         "usage_intervals": (6, 12, 24),
         "memory_margin": (0.15, 0.3),
     },
-}
-_RULES: Mapping[str, ScalingPolicy] = {
-    "static": StaticScaling(),
-    "threshold": ThresholdScaling(),
-    "percentile": PercentileScaling(),
-    "autothrottle": AutothrottleScaling(),
 }
 
 
@@ -91,16 +78,18 @@ def try_rule(
     repetitions: int = 3,
     episode_seconds: int = 900,
 ) -> TunedRule:
-    """One combination under every load."""
+    """One combination under every load; what is not given is as the rule's defaults."""
     policy_parameters = {key: value for key, value in parameters.items() if key != _HEADROOM}
-    policy = replace(_RULES[name], **policy_parameters)  # type: ignore[type-var]
+    tuned = contender(name)
+    policy: Any = tuned.policy
+    policy = replace(policy, **policy_parameters)
     source = EpisodeSource(application)
     trials = [
         run_trials(
             application,
             policy,
             source.validation(repetitions, episode_seconds, level),
-            provisioned_headroom=parameters.get(_HEADROOM, PROVISIONED_HEADROOM),
+            provisioned_headroom=parameters.get(_HEADROOM, tuned.provisioned_headroom),
             provisioned_level=level,
         )
         for level in LEVELS.values()

@@ -29,3 +29,12 @@ def test_the_cheapest_combination_comes_first(monkeypatch: pytest.MonkeyPatch) -
     assert sorted(rule.cost for rule in seen) == [rule.cost for rule in tried]
     cores = {rule.parameters["target_utilisation"]: rule.cpu_cores for rule in tried}
     assert cores[0.05] > cores[0.5] > cores[0.9]
+
+
+def test_what_is_not_given_is_as_the_defaults() -> None:
+    for name, given in (("static", {"provisioned_headroom": STATIC_HEADROOM}), ("threshold", {})):
+        runs = [
+            tuning.try_rule(small_application(), name, parameters, repetitions=1, episode_seconds=120)
+            for parameters in ({}, given)
+        ]
+        assert runs[0].cost == runs[1].cost
