@@ -48,7 +48,7 @@ class GpgConfig:
 
     seed: int = 0
     """Of the networks, the systems, the requests and the sampling."""
-    updates: int = 20
+    updates: int = 40
     """Batches of episodes to learn from after the warm start."""
     scenarios: int = 6
     """Scenarios per batch."""
