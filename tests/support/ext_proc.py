@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 
 from policy_server.cluster.snapshot import Snapshot
+from policy_server.policies.decision_origin import DecisionOrigin, DecisionSource
 from policy_server.proto.envoy.config.core.v3.base_pb2 import HeaderMap, HeaderValue
 from policy_server.proto.envoy.service.ext_proc.v3.external_processor_pb2 import (
     HttpBody,
@@ -149,6 +150,12 @@ class DataPlane:
         self.serving = serving
         self.channel = channel
         self._stub: Any = ExternalProcessorStub(channel)
+
+    @property
+    def origins(self) -> list[DecisionOrigin]:
+        """Who decided so far, and why; in order of the first decision of each."""
+        seen = self.serving.server.metrics._decisions
+        return [origin for origin in seen if origin.reason or origin.source is not DecisionSource.FALLBACK]
 
     def open(self) -> Stream:
         """A new stream."""

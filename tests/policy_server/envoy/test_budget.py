@@ -38,7 +38,7 @@ def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[fl
 
 
 def reasons(plane: DataPlane) -> list[str]:
-    return [origin.reason.name for origin in plane.serving.server.metrics._decisions]
+    return [origin.reason.name for origin in plane.origins]
 
 
 async def test_the_fallback_answers_and_the_breaker_opens(hanging: list[float], tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ async def test_nonfinite_scores_of_a_model(
         assert (await plane.pick())[0] == "10.0.0.0:8080"
         metrics = plane.serving.server.metrics
         assert metrics._non_finite_outputs == {"kais": 1}
-        (origin,) = metrics._decisions
+        (origin,) = plane.origins
         assert (origin.source.name, origin.reason.name) == ("FALLBACK", "NON_FINITE_OUTPUT")
 
 

@@ -34,7 +34,7 @@ SHED = (429, "endpoint_picker_shed")
 
 def sources(plane: DataPlane) -> set[tuple[str, str]]:
     """Source and reason of all decisions so far."""
-    return {(origin.source.name, origin.reason.name) for origin in plane.serving.server.metrics._decisions}
+    return {(origin.source.name, origin.reason.name) for origin in plane.origins}
 
 
 async def answer_to(plane: DataPlane, values: dict[str, str] | None = None, **fields: Any) -> Any:

@@ -20,7 +20,8 @@ from policy_server.policies.orchestration.rules import HEURISTIC_ORCHESTRATION_N
 from policy_server.runtime import registry as registry_module
 from policy_server.runtime.bundle import BundleError, shipped_bundles_root
 from policy_server.runtime.graph_contract import ENCODER, HEAD
-from policy_server.runtime.registry import OrchestrationRegistry, PolicyRegistry, UnknownPolicyError
+from policy_server.runtime.orchestration_registry import OrchestrationRegistry
+from policy_server.runtime.registry import PolicyRegistry, UnknownPolicyError
 from policy_server.runtime.session import ModelSession
 from tests.support.models import (
     encoder_model,

@@ -141,7 +141,7 @@ def test_runs_that_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"holds no checkpoint\.pt"):
         train(small_application(), TINY, tmp_path, resume=True, on_progress=quiet)
     (tmp_path / "config.json").write_text(json.dumps({"momentum": 3}))
-    with pytest.raises(RunError, match="written by another version"):
+    with pytest.raises(RunError, match="written by another command than `policy-train scale`"):
         load_config(tmp_path)
 
 
