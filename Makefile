@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(RUN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(RUN)/python -m pip install --quiet --upgrade pip
 	$(RUN)/python -m pip install --quiet --constraint constraints.txt torch==2.13.0
-	$(RUN)/python -m pip install --quiet --constraint constraints.txt --editable '.[firmament,training,bench,dev]'
+	$(RUN)/python -m pip install --quiet --constraint constraints.txt --editable '.[firmament,training,bench,ray,dev]'
 	@command -v h2load >/dev/null || { \
 	  [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq \
 	    && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq nghttp2-client >/dev/null; \
