@@ -129,13 +129,7 @@ class PolicyServer:
         self.orchestration_registry = _load_orchestration_policies(
             settings, ForwardingObserver(observer, asyncio.get_running_loop())
         )
-        self.scaling_registry = ScalingRegistry(
-            settings.models,
-            active=settings.scaling_policy,
-            fallback=settings.scaling_fallback,
-            settings=GuardSettings(budget_seconds=settings.model_budget_seconds),
-            observer=observer,
-        )
+        self.scaling_registry = _load_scaling_policies(settings, observer)
         self.store = StateStore(self._prepare)
         self.logic = DispatchLogic(
             self.store,
@@ -151,11 +145,7 @@ class PolicyServer:
         self.scaling = ScalingLogic(
             self.scaling_registry,
             self.metrics,
-            limits=ScalingLimits(
-                containers=settings.max_scaling_containers,
-                stale_after_seconds=settings.scaling_stale_after_seconds,
-                economy=settings.scaling_economy,
-            ),
+            limits=_scaling_limits(settings),
             most_in_flight=settings.max_in_flight,
             retry_after_milliseconds=settings.retry_pushback_milliseconds,
         )
@@ -355,4 +345,22 @@ def _limits(settings: Settings) -> DispatchLimits:
         batch_requests=settings.max_batch_requests,
         in_flight=settings.max_in_flight,
         retry_after_milliseconds=settings.retry_pushback_milliseconds,
+    )
+
+
+def _load_scaling_policies(settings: Settings, observer: GuardObserver) -> ScalingRegistry:
+    return ScalingRegistry(
+        settings.models,
+        active=settings.scaling_policy,
+        fallback=settings.scaling_fallback,
+        settings=GuardSettings(budget_seconds=settings.model_budget_seconds),
+        observer=observer,
+    )
+
+
+def _scaling_limits(settings: Settings) -> ScalingLimits:
+    return ScalingLimits(
+        containers=settings.max_scaling_containers,
+        stale_after_seconds=settings.scaling_stale_after_seconds,
+        economy=settings.scaling_economy,
     )
