@@ -214,6 +214,12 @@ class EndpointPicker:
         pool = self._current_pool()
         if pool is None:
             return self._refuse(RefusalReason.NOTHING_CAN_SERVE, "no state is held yet")
+        if pool.named_only is not None:
+            return self._refuse(
+                RefusalReason.NOTHING_CAN_SERVE,
+                f"no endpoint of the held state is an address, such as 10.0.0.1:8080: {pool.named_only!r}; report "
+                "replicas by ip:port",
+            )
         service = facts.service or pool.only_service
         if not service:
             return self._refuse(RefusalReason.NOTHING_CAN_SERVE, "the request names no service")
@@ -269,6 +275,7 @@ class _Pool:
         access_points: names that requests may enter at.
         default_access_point: for requests that name none, or none there is; empty where there is none at all.
         only_service: the service, where there is but one; else empty.
+        named_only: an endpoint, where there are some but none is an address; else None.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -281,6 +288,7 @@ class _Pool:
         spellings = {endpoint: canonical(endpoint) for endpoint in topology.replicas.endpoints}
         self._endpoint_of = {spelling: endpoint for endpoint, spelling in spellings.items() if spelling}
         self._addressable = None if all(spellings.values()) else list(self._endpoint_of.values())
+        self.named_only = next(iter(spellings), None) if not self._endpoint_of else None
 
     def restricted(self, subset: Sequence[str] | None) -> list[str] | None:
         """The endpoints that may be picked; None: all. Names that are no address are no use to a proxy."""

@@ -70,6 +70,18 @@ async def test_no_state_yet() -> None:
         assert status_and_reason(await answer_to(plane)) == NOTHING
 
 
+async def test_endpoints_that_are_names_are_no_use_to_a_proxy() -> None:
+    snapshot = equal_endpoints(2)
+    topology = snapshot.topology
+    named = replace(topology, replicas=replace(topology.replicas, endpoints=("web-0.edge-1", "web-1.edge-2")))
+    async with data_plane(replace(snapshot, topology=named)) as plane:
+        answer = await answer_to(plane)
+        assert status_and_reason(answer) == NOTHING
+        assert (
+            b"is an address, such as 10.0.0.1:8080: 'web-0.edge-1'; report" in answer.immediate_response.body
+        )
+
+
 async def test_unknown_service() -> None:
     async with data_plane(equal_endpoints(2)) as plane:
         answer = await answer_to(plane, {":authority": "stranger"})
