@@ -85,10 +85,12 @@ def random_rule(random: np.random.Generator) -> ScalingPolicy:
                 percentile=float(random.uniform(0.8, 1.0)),
                 margin=float(random.uniform(0.3, 3.0)),
                 memory_margin=memory_margin,
+                half_life_intervals=6.0,
             )
         case _:
             return AutothrottleScaling(
                 throttle_target=float(10.0 ** random.uniform(-3.0, -1.0)),
                 low_throttle_target=float(10.0 ** random.uniform(-3.0, -1.0)),
                 memory_margin=memory_margin,
+                usage_intervals=12,
             )

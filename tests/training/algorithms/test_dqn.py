@@ -80,6 +80,6 @@ def test_it_solves_cart_pole() -> None:
     """Episodes end at 500; Gymnasium calls an average of 475 solved."""
     torch.manual_seed(1)
     critic = LevelCritic(4, 2, (128, 128), CartPoleBounds())
-    dqn = DQN(critic, DQNSettings(learning_rate=5e-4, target_interval=500))
+    dqn = DQN(critic, DQNSettings(learning_rate=5e-4, target_interval=200))
     learn_cart_pole(dqn, steps=25_000, seed=1)
     assert np.mean(cart_pole_lengths(dqn.act, episodes=20, seed=1_000)) > 400
