@@ -13,7 +13,13 @@ from rich.console import Console
 from rich.table import Table
 
 from training.hyperparameters import command_line, given_hyperparameters, hyperparameter_options
-from training.options import bundle_options, recorded_evaluations, run_option
+from training.options import (
+    bundle_options,
+    chosen_pattern,
+    recorded_evaluations,
+    run_option,
+    scenario_options,
+)
 from training.progress import progress_bar
 from training.provenance import git_commit
 from training.scaling.cli import (
@@ -23,7 +29,6 @@ from training.scaling.cli import (
     scale_command,
     tune_scale_command,
 )
-from training.simulator.presets import PRESETS
 from training.workloads.patterns import Pattern
 
 if TYPE_CHECKING:
@@ -154,29 +159,7 @@ evaluate_group.add_command(evaluate_joint)
 
 
 @evaluate_group.command("dispatch")
-@click.option(
-    "--preset",
-    type=click.Choice(list(PRESETS)),
-    default="testbed-40",
-    show_default=True,
-    help="System configuration.",
-)
-@click.option(
-    "--workload", type=click.Choice([p.value for p in Pattern]), help="Arrival pattern. [default: P1]"
-)
-@click.option(
-    "--trace",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Recorded trace to replay in place of a pattern.",
-)
-@click.option("--seeds", type=click.IntRange(2), default=20, show_default=True, help="Held-out seeds.")
-@click.option(
-    "--load",
-    type=click.FloatRange(0, min_open=True),
-    default=1.0,
-    show_default=True,
-    help="Request rate as a multiple of the preset's reference rate.",
-)
+@scenario_options("System configuration.")
 @click.option(
     "--duration-seconds",
     type=click.FloatRange(1),
@@ -217,9 +200,7 @@ def evaluate_dispatch(
     from training.workloads.columns import WorkloadError
     from training.workloads.traces.errors import TraceError
 
-    if workload is not None and trace is not None:
-        raise click.UsageError(f"--workload {workload} and --trace {trace}: give one of them")
-    pattern = Pattern(workload or "P1") if trace is None else None
+    pattern = chosen_pattern(workload, trace)
     evaluation = DispatchEvaluation(
         preset=preset,
         workload=pattern,

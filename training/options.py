@@ -9,6 +9,9 @@ from typing import Any, TypeVar
 
 import click
 
+from training.simulator.presets import PRESETS
+from training.workloads.patterns import Pattern
+
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 
@@ -17,6 +20,58 @@ def run_option(text: str) -> Callable[[CommandT], CommandT]:
     return click.option(
         "--run", "folder", type=click.Path(path_type=Path, file_okay=False), required=True, help=text
     )
+
+
+def scenario_options(preset_help: str) -> Callable[[CommandT], CommandT]:
+    """What is evaluated: ``preset``, ``workload``, ``trace``, ``seeds`` and ``load``."""
+
+    def decorate(command: CommandT) -> CommandT:
+        for option in reversed(
+            (
+                click.option(
+                    "--preset",
+                    type=click.Choice(list(PRESETS)),
+                    default="testbed-40",
+                    show_default=True,
+                    help=preset_help,
+                ),
+                click.option(
+                    "--workload",
+                    type=click.Choice([pattern.value for pattern in Pattern]),
+                    help="Arrival pattern. [default: P1]",
+                ),
+                click.option(
+                    "--trace",
+                    type=click.Path(path_type=Path, dir_okay=False),
+                    help="Recorded trace to replay in place of a pattern.",
+                ),
+                click.option(
+                    "--seeds", type=click.IntRange(2), default=20, show_default=True, help="Held-out seeds."
+                ),
+                click.option(
+                    "--load",
+                    type=click.FloatRange(0, min_open=True),
+                    default=1.0,
+                    show_default=True,
+                    help="Request rate as a multiple of the preset's reference rate.",
+                ),
+            )
+        ):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+def chosen_pattern(workload: str | None, trace: Path | None) -> Pattern | None:
+    """The pattern asked for by ``--workload``; None where ``--trace`` is.
+
+    Raises:
+        click.UsageError: both are given.
+    """
+    if workload is not None and trace is not None:
+        raise click.UsageError(f"--workload {workload} and --trace {trace}: give one of them")
+    return Pattern(workload or "P1") if trace is None else None
 
 
 def bundle_options(command: CommandT) -> CommandT:

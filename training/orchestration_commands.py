@@ -14,10 +14,9 @@ from rich.table import Table
 from training.algorithms.gpg import GpgConfig
 from training.algorithms.two_scales import JointConfig
 from training.hyperparameters import given_hyperparameters, hyperparameter_options
+from training.options import chosen_pattern, scenario_options
 from training.orchestration_scenarios import DEFAULT_SETTING, DEFAULT_STEPS
 from training.progress import progress_bar
-from training.simulator.presets import PRESETS
-from training.workloads.patterns import Pattern
 
 _notices = Console(stderr=True)
 
@@ -254,29 +253,7 @@ def _labelled(context: click.Context, option: click.Parameter, values: tuple[str
 
 
 @click.command("joint")
-@click.option(
-    "--preset",
-    type=click.Choice(list(PRESETS)),
-    default="testbed-40",
-    show_default=True,
-    help="System configuration, in its orchestration scenario.",
-)
-@click.option(
-    "--workload", type=click.Choice([p.value for p in Pattern]), help="Arrival pattern. [default: P1]"
-)
-@click.option(
-    "--trace",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Recorded trace to replay in place of a pattern.",
-)
-@click.option("--seeds", type=click.IntRange(2), default=20, show_default=True, help="Held-out seeds.")
-@click.option(
-    "--load",
-    type=click.FloatRange(0, min_open=True),
-    default=1.0,
-    show_default=True,
-    help="Request rate as a multiple of the preset's reference rate.",
-)
+@scenario_options("System configuration, in its orchestration scenario.")
 @click.option(
     "--frames",
     type=click.IntRange(1),
@@ -352,11 +329,9 @@ def evaluate_joint(
     from training.workloads.columns import WorkloadError
     from training.workloads.traces.errors import TraceError
 
-    if workload is not None and trace is not None:
-        raise click.UsageError(f"--workload {workload} and --trace {trace}: give one of them")
     evaluation = JointEvaluation(
         preset=preset,
-        workload=Pattern(workload or "P1") if trace is None else None,
+        workload=chosen_pattern(workload, trace),
         trace=trace,
         seeds=seeds,
         load=load,
