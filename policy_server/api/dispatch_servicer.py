@@ -16,7 +16,7 @@ from policy_server.api.errors import Count, InvalidArgumentError
 from policy_server.api.inline_candidates import snapshot_of_candidates
 from policy_server.api.provenance import provenance_message
 from policy_server.api.questions import BatchAnswer, BatchQuestion, DispatchAnswer, DispatchQuestion
-from policy_server.api.rpc import CallContext, code_of, details_of
+from policy_server.api.rpc import CallContext, OpenStreams, code_of, details_of
 from policy_server.cluster.state_store import StateStore
 from policy_server.policies.dispatch import NO_CANDIDATE, DispatchView
 from policy_server.proto.policy.v1.dispatch_service_pb2 import (
@@ -43,11 +43,13 @@ class DispatchServicer:
     Args:
         logic: decides.
         store: takes in outcomes.
+        streams: that are open.
     """
 
-    def __init__(self, logic: DispatchLogic, store: StateStore[DispatchView]) -> None:
+    def __init__(self, logic: DispatchLogic, store: StateStore[DispatchView], streams: OpenStreams) -> None:
         self._logic = logic
         self._store = store
+        self._streams = streams
 
     async def Dispatch(self, request: DispatchRequest, context: CallContext) -> DispatchResponse:  # noqa: N802
         """Decides for one request."""
@@ -94,7 +96,7 @@ class DispatchServicer:
                 if code is grpc.StatusCode.INTERNAL:
                     _LOGGER.exception("a request of a stream failed")
                 answer.error.CopyFrom(StreamError(code=code.value[0], message=details_of(error)))
-            await context.write(answer)
+            await self._streams.write(context, answer)
 
     async def ReportOutcome(  # noqa: N802
         self, request: ReportOutcomeRequest, context: CallContext

@@ -81,7 +81,7 @@ def add_services(
     with_reflection: bool,
 ) -> None:
     """Adds everything the server offers."""
-    services.add(DISPATCH, DispatchServicer(logic, store))
+    services.add(DISPATCH, DispatchServicer(logic, store, services.streams))
     services.add(ORCHESTRATION, OrchestrationServicer(orchestration))
     services.add(STATE, StateServicer(store))
     services.add(SCALING, ScalingServicer(scaling))

@@ -69,13 +69,31 @@ class OpenStreams:
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._writing: set[asyncio.Task[Any]] = set()
         self._finishing = False
 
     def finish(self) -> None:
         """Ends every open stream, and every later one, with status OK: what was answered stays answered."""
         self._finishing = True
-        for task in self._tasks:
+        for task in self._tasks - self._writing:
             task.cancel()
+
+    async def write(self, context: CallContext, message: Any) -> None:
+        """Writes a message to the stream of this task, whole, also when streams are to finish meanwhile.
+
+        A stream that is cancelled while it writes cannot be ended with a status of its own any more: its client would
+        see an error in place of OK.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        self._writing.add(task)
+        try:
+            await context.write(message)
+        finally:
+            self._writing.discard(task)
+        if self._finishing:
+            task.cancel()
+            await asyncio.sleep(0)
 
     async def run(self, stream: Coroutine[Any, Any, None]) -> None:
         """Runs a stream until it ends, or until streams are to finish."""
@@ -182,7 +200,7 @@ class RpcServices:
 
         async def generate(request: Any, context: CallContext) -> None:
             async for response in behaviour(request, context):
-                await context.write(response)
+                await self.streams.write(context, response)
 
         run = generate if generates else behaviour
 

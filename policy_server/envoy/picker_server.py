@@ -63,7 +63,8 @@ class PickerServer:
             self._server, settings.envoy_host, settings.envoy_port, settings_prefix="envoy-"
         )
         self._services = RpcServices(self._server, metrics, spans)
-        self._services.add(EXTERNAL_PROCESSOR, ExternalProcessorServicer(process_settings), as_bytes=True)
+        processor = ExternalProcessorServicer(process_settings, self._services.streams)
+        self._services.add(EXTERNAL_PROCESSOR, processor, as_bytes=True)
         self._services.add(AUTHORIZATION, AuthorizationServicer(picker, mapping, self._expiry))
         self._services.add(HEALTH, self._health.servicer)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+from collections.abc import Coroutine
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -21,7 +22,7 @@ from policy_server.api.errors import (
     UnknownPolicyError,
     shown,
 )
-from policy_server.api.rpc import code_of, details_of
+from policy_server.api.rpc import CallContext, OpenStreams, code_of, details_of
 from policy_server.cluster.snapshot import SnapshotError
 from policy_server.cluster.state_store import StateConflictError
 from policy_server.proto.policy.v1.state_service_pb2 import GetStateRequest
@@ -102,3 +103,45 @@ async def test_sound_calls_write_nothing_to_the_log(caplog: pytest.LogCaptureFix
         for _ in range(5):
             await serving.dispatch()
         assert [record for record in caplog.records[before:] if record.name.startswith("policy_server")] == []
+
+
+class SlowWriting:
+    """A call whose client is slow to take a message."""
+
+    def __init__(self) -> None:
+        self.writing = asyncio.Event()
+        self.taken = asyncio.Event()
+        self.written: list[str] = []
+
+    async def write(self, message: str) -> None:
+        self.writing.set()
+        await self.taken.wait()
+        self.written.append(message)
+
+
+async def test_a_stream_that_is_to_finish_writes_its_message_first() -> None:
+    streams, call = OpenStreams(), SlowWriting()
+    after = []
+
+    async def answer_twice() -> None:
+        await streams.write(cast("CallContext", call), "first")
+        after.append("went on")
+
+    stream = asyncio.create_task(streams.run(answer_twice()))
+    await call.writing.wait()
+    streams.finish()
+    await asyncio.sleep(0)
+    assert not stream.done()
+    call.taken.set()
+    await stream
+    assert call.written == ["first"]
+    assert not after
+
+
+async def test_a_stream_that_waits_finishes_at_once() -> None:
+    streams = OpenStreams()
+    stream = asyncio.create_task(streams.run(cast("Coroutine[Any, Any, None]", asyncio.Event().wait())))
+    await asyncio.sleep(0)
+    streams.finish()
+    await asyncio.wait_for(stream, 30)
+    assert not stream.cancelled()
