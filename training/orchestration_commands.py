@@ -93,7 +93,9 @@ def train_orchestration(
 
         def on_update(current: gpg.GpgState, figures: dict[str, float]) -> None:
             if current.update % validate_every == 0 or current.update in (0, config.updates):
-                figures["validation_throughput_rate"] = validation.actor(current.actor)
+                found = validation.actor(current.actor)
+                figures["validation_throughput_rate"] = found.throughput_rate
+                figures["validation_moved_per_payload"] = found.moved_per_payload
             log.write(current.update, figures)
             progress.update(
                 task,
@@ -206,7 +208,7 @@ def train_jointly(
         validation = OrchestrationValidation(
             preset=gpg_config.presets[0], steps=gpg_config.steps, dispatch=pair.dispatch.actor
         )
-        return validation.actor(pair.orchestration.actor)
+        return validation.actor(pair.orchestration.actor).score(gpg_config.cost_weight)
 
     with started_runners, progress_bar() as progress:
         task = progress.add_task(config.schedule, total=config.rounds, figures="validating the pair given")

@@ -28,6 +28,23 @@ Decide = Callable[[OrchestrationEnvironment], list[OrchestrationAction]]
 VALIDATION_RULES = ("static", "greedy", "gsp-ss")
 
 
+@dataclass(frozen=True)
+class ValidationFigures:
+    """Means over the scenarios.
+
+    Attributes:
+        throughput_rate: requests answered in time / requests arrived.
+        moved_per_payload: bytes forwarded and pulled / payload bytes that arrived, frame by frame.
+    """
+
+    throughput_rate: float
+    moved_per_payload: float
+
+    def score(self, cost_weight: float) -> float:
+        """What training maximises: throughput rate minus the price of the bytes moved."""
+        return self.throughput_rate - cost_weight * self.moved_per_payload
+
+
 @dataclass(frozen=True, kw_only=True)
 class OrchestrationValidation:
     """Fixed scenarios: every pattern with a few seeds.
@@ -46,8 +63,8 @@ class OrchestrationValidation:
     setting: OrchestrationSetting = DEFAULT_SETTING
     dispatch: DispatchActor | None = None
 
-    def throughput_rate(self, decide: Decide) -> float:
-        """Mean throughput rate of a policy over the scenarios."""
+    def play(self, decide: Decide) -> ValidationFigures:
+        """What a policy makes of the scenarios."""
         simulator = orchestration_simulator(
             [
                 Scenario(preset=self.preset, seed=VALIDATION_SEEDS[index], pattern=pattern)
@@ -59,24 +76,29 @@ class OrchestrationValidation:
         environment = OrchestrationEnvironment(
             simulator,
             slot_stepper(simulator, self.dispatch),
+            cost_weight=1.0,
             options=OrchestrationOptions(maximum_actions=self.steps),
         )
         environment.step([], slots=self.setting.settle_slots)
+        cost = np.zeros(simulator.systems)
         for _ in range(self.setting.frames):
-            environment.step(decide(environment))
+            cost -= environment.step(decide(environment)).cost_reward.sum(axis=1)
         while not simulator.done:
             environment.step([], slots=1)
-        return float(np.mean([result.throughput_rate for result in simulator.results()]))
+        return ValidationFigures(
+            throughput_rate=float(np.mean([result.throughput_rate for result in simulator.results()])),
+            moved_per_payload=float(cost.mean()) / self.setting.frames,
+        )
 
-    def actor(self, actor: OrchestrationActor) -> float:
-        """Mean throughput rate of the actor's best choices."""
+    def actor(self, actor: OrchestrationActor) -> ValidationFigures:
+        """What the actor's best choices come to."""
         random = np.random.default_rng(0)
 
         def decide(environment: OrchestrationEnvironment) -> list[OrchestrationAction]:
             plan = FramePlan(environment.query())
             return pick_frame(actor, plan, random, steps=self.steps, temperature=0.0).actions
 
-        return self.throughput_rate(decide)
+        return self.play(decide)
 
     def baselines(self) -> dict[str, float]:
         """Mean throughput rate of each of :data:`VALIDATION_RULES`; GSP-SS is given the rates to come."""
@@ -85,9 +107,9 @@ class OrchestrationValidation:
         for name in VALIDATION_RULES:
             rule = heuristic_orchestration(name)
             given = name == "gsp-ss"
-            rates[name] = self.throughput_rate(
+            rates[name] = self.play(
                 lambda environment, rule=rule, given=given: decided(  # type: ignore[misc]
                     rule, environment.query(rates_to_come=given), random
                 )
-            )
+            ).throughput_rate
         return rates

@@ -80,6 +80,8 @@ class CmmacConfig:
     """Per slot, for failures that follow on the same node (difference rewards)."""
     realised_harm: float = 0.5
     """Share of the realised excess of failures in the harm; the rest is the critic's estimate."""
+    cost_weight: float = 0.0
+    """Price of forwarding a payload of mean size, where answering a request in time is worth 1 (not team credit)."""
     balance_weight: float = 0.5
     """w of the paper's reward (team credit)."""
     discount: float = 0.9
@@ -116,7 +118,7 @@ class CmmacConfig:
             self._require(name, getattr(self, name) >= 1, "one or more")
         for name in ("seed", "tail_slots", "settle_slots", "staleness_slots", "warm_start_slots"):
             self._require(name, getattr(self, name) >= 0, "zero or more")
-        for name in ("harm_weight", "balance_weight", "clip", "entropy_weight"):
+        for name in ("harm_weight", "cost_weight", "balance_weight", "clip", "entropy_weight"):
             self._require(name, 0 <= getattr(self, name) < math.inf, "finite, zero or more")
         for name in ("learning_rate", "critic_learning_rate", "maximum_gradient_norm"):
             self._require(name, 0 < getattr(self, name) < math.inf, "finite and above zero")
@@ -185,6 +187,7 @@ class SlotTensors:
     features: Tensor
     replica: Tensor
     segment: Tensor
+    forwarded: Tensor
     access_point: Tensor
     chosen: Tensor
     old_log_probability: Tensor
@@ -199,6 +202,7 @@ class SlotTensors:
             features=torch.from_numpy(slot.features),
             replica=torch.from_numpy(slot.replica),
             segment=torch.from_numpy(slot.segment),
+            forwarded=torch.from_numpy(slot.forwarded),
             access_point=torch.from_numpy(slot.access_point),
             chosen=torch.from_numpy(slot.chosen),
             old_log_probability=torch.from_numpy(slot.log_probability),
@@ -249,6 +253,7 @@ def train(
     *,
     on_update: Callable[[CmmacState, dict[str, float]], None],
     environments: Environments | None = None,
+    until: int | None = None,
 ) -> None:
     """Trains ``state`` in place from ``state.update`` to ``config.updates``.
 
@@ -257,13 +262,14 @@ def train(
         state: fresh from :func:`initial_state` or from a checkpoint.
         on_update: called after each update with its figures; may write checkpoints or raise to stop.
         environments: makes the environment of one batch of systems; by default those of the dispatch scenarios.
+        until: stops at this update; schedules still end with ``config.updates``.
     """
     random = np.random.default_rng((config.seed, state.update))
     started = time.monotonic()
     if state.update == 0 and state.decisions == 0:
         _warm_start(config, state, random)
     rollouts = _rollouts(config, state, random, environments or _environment)
-    while state.update < config.updates:
+    while state.update < (config.updates if until is None else until):
         before = time.monotonic()
         rollout = next(rollouts)
         collected = time.monotonic()
@@ -442,34 +448,40 @@ def _team_advantages(
 def _outcome_advantages(
     config: CmmacConfig, state: CmmacState, rollout: Rollout, tensors: list[SlotTensors]
 ) -> tuple[list[Tensor], dict[str, float]]:
-    """Own outcome minus estimated harm, against what the policy could expect from the decision's candidates.
+    """Own outcome minus the price of forwarding and estimated harm, against what the policy could expect.
 
     The baseline is the critic's value of every candidate weighted by the policy: it does not depend on which one was
     drawn, so it removes variance and no signal (a counterfactual baseline, as in COMA, Foerster et al., 2018).
     """
     failures = discounted_node_failures(rollout, config.harm_discount)
     advantages: list[Tensor] = []
-    loss_sum, harm_sum, count = 0.0, 0.0, 0
+    loss_sum, harm_sum, forwarded_sum, count = 0.0, 0.0, 0.0, 0
     harm_weight = config.harm_weight if config.credit == "difference" else 0.0
     for row, slot in enumerate(tensors):
         others = torch.from_numpy(others_failures(rollout.slots[row], failures[row]))
         outputs = state.outcome_critic(slot)
         with torch.no_grad():
             harm = outputs[:, 2]
-            value = torch.sigmoid(outputs[:, 0]) - harm_weight * harm
+            price = config.cost_weight * slot.forwarded
+            value = torch.sigmoid(outputs[:, 0]) - price - harm_weight * harm
             probability = slot.log_softmax(slot.logits(state.actor)).exp()
             baseline = torch.zeros(len(slot.chosen)).index_add(0, slot.segment, probability * value)
             suffered = others[slot.chosen] - outputs[slot.chosen, 1]
             # The realised excess of failures is unbiased and noisy, the critic's estimate the other way round.
             estimated = harm[slot.chosen]
             mixed = config.realised_harm * suffered + (1 - config.realised_harm) * estimated
-            advantages.append(slot.met - harm_weight * mixed - baseline)
+            advantages.append(slot.met - price[slot.chosen] - harm_weight * mixed - baseline)
             harm_sum += float(estimated.sum())
+            forwarded_sum += float(slot.forwarded[slot.chosen].sum())
             count += len(slot.chosen)
         loss = _outcome_loss(outputs, slot, others)
         _descend(state.critic_optimiser, loss, state.outcome_critic, config.maximum_gradient_norm)
         loss_sum += float(loss.detach())
-    return advantages, {"critic_loss": loss_sum / len(tensors), "harm": harm_sum / max(count, 1)}
+    return advantages, {
+        "critic_loss": loss_sum / len(tensors),
+        "harm": harm_sum / max(count, 1),
+        "forwarded": forwarded_sum / max(count, 1),
+    }
 
 
 def _outcome_loss(outputs: Tensor, slot: SlotTensors, others: Tensor) -> Tensor:

@@ -64,8 +64,7 @@ class Episodes:
     Attributes:
         steps: T decisions.
         final_inputs: of the encoder, after the last frame.
-        service_reward: float64 [T, S, W], minus the failed requests of each service over all that were resolved.
-        other_reward: float64 [T, S], the rest of the reward: the price of moved bytes.
+        service_reward: float64 [T, S, W], what each service adds to the reward.
         throughput_rate: float64 [S], met over resolved requests of the whole episode.
         repeats: copies of each scenario.
     """
@@ -73,7 +72,6 @@ class Episodes:
     steps: list[FrameStep]
     final_inputs: dict[str, NDArray[Any]]
     service_reward: Float64Array
-    other_reward: Float64Array
     throughput_rate: Float64Array
     repeats: int
 
@@ -182,7 +180,6 @@ def play(
         steps=steps,
         final_inputs=encoder_inputs([environment.query().graph]),
         service_reward=np.array([outcome.service_reward for outcome in outcomes]),
-        other_reward=np.array([outcome.cost_reward for outcome in outcomes]),
         throughput_rate=met / np.maximum(met + failed, 1),
         repeats=repeats,
     )

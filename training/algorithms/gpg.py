@@ -182,6 +182,7 @@ def train(
     source: EpisodeSource,
     *,
     on_update: Callable[[GpgState, dict[str, float]], None],
+    until: int | None = None,
 ) -> None:
     """Trains ``state`` in place from ``state.update`` to ``config.updates``.
 
@@ -191,6 +192,7 @@ def train(
         source: of the episodes.
         on_update: called after the warm start and each update with its figures; may write checkpoints or raise to
             stop.
+        until: stops at this update; schedules still end with ``config.updates``.
     """
     random = np.random.default_rng((config.seed, state.update))
     started = time.monotonic()
@@ -198,7 +200,7 @@ def train(
         warm_start(config, state, source, random)
         state.history.append({"frames": 0.0})
         on_update(state, state.history[-1])
-    while state.update < config.updates:
+    while state.update < (config.updates if until is None else until):
         before = time.monotonic()
         batch = source.rollouts(state.actor, state.update)
         collected = time.monotonic()
@@ -286,7 +288,7 @@ def update(
     return {
         **{name: float(np.mean(values)) for name, values in figures.items() if values},
         "critic_loss": float(np.mean(critic_loss)),
-        "reward": float(np.mean([e.service_reward.sum(2) + e.other_reward for e in batch])),
+        "reward": float(np.mean([e.service_reward.sum(axis=2) for e in batch])),
         "throughput_rate": float(throughput_rate.mean()),
         "additions": float((choices > nothing).mean() * config.steps),
         "deletions": float((choices < nothing).mean() * config.steps),
@@ -297,13 +299,12 @@ def pick_advantages(config: GpgConfig, episodes: Episodes, of_services: Float64A
     """float64 [T, S, H]: what each pick is credited with.
 
     Args:
-        config: ``team_share``, ``discount``.
+        config: ``team_share``.
         episodes: T frames of S systems.
         of_services: float64 [T, S, W], advantage of each service, centred among the repeats.
     """
     width = of_services.shape[2]
-    others = discounted_sums(episodes.other_reward, config.discount)
-    team = of_services.sum(axis=2) + centred(others, episodes.repeats)
+    team = of_services.sum(axis=2)
     choice = np.stack([step.choice for step in episodes.steps])
     service = np.where(choice < width, choice, choice - width - 1)
     acts = choice != width
@@ -322,16 +323,6 @@ def centred(values: Float64Array, repeats: int) -> Float64Array:
     means = grouped.mean(axis=2, keepdims=True)
     difference: Float64Array = (grouped - means) * (repeats / (repeats - 1))
     return difference.reshape(values.shape)
-
-
-def discounted_sums(rewards: Float64Array, discount: float) -> Float64Array:
-    """Sum of the rewards from each frame on, discounted; the first axis is frames."""
-    sums = np.zeros_like(rewards)
-    running = np.zeros(rewards.shape[1:])
-    for frame in range(len(rewards) - 1, -1, -1):
-        running = rewards[frame] + discount * running
-        sums[frame] = running
-    return sums
 
 
 def _service_advantages(

@@ -29,6 +29,8 @@ class SlotDecisions:
         replica: int64 [C].
         node: int64 [C].
         segment: int64 [C], decision of each candidate, ascending.
+        forwarded: float32 [C], bytes that the choice of each candidate sends over a link, relative to the mean payload
+            of the slot's requests.
         access_point: int64 [D].
         chosen: int64 [D], position on the candidate axis.
         log_probability: float32 [D], of the choice under the behaviour policy; 0 for heuristics.
@@ -42,6 +44,7 @@ class SlotDecisions:
     replica: Int64Array
     node: Int64Array
     segment: Int64Array
+    forwarded: Float32Array
     access_point: Int64Array
     chosen: Int64Array
     log_probability: Float32Array
@@ -116,6 +119,7 @@ class _SlotRecorder:
     def __init__(self, arrivals: SlotRequests, policy: DispatchPolicy) -> None:
         self._arrivals = arrivals
         self._policy = policy
+        self._mean_payload_bytes = float(arrivals.payload_bytes.mean()) if len(arrivals) else 1.0
         self._rounds: list[tuple[Round, Float32Array]] = []
 
     @property
@@ -141,6 +145,7 @@ class _SlotRecorder:
             rows["replica"].append(candidates.replica)
             rows["node"].append(candidates.node)
             rows["segment"].append((np.cumsum(decided) - 1)[candidates.segment] + decision_base)
+            rows["forwarded"].append(self._forwarded(candidates))
             rows["access_point"].append(candidates.queries.access_point[decided].astype(np.int64))
             rows["chosen"].append(made.position[decided] + candidate_base)
             rows["log_probability"].append(log_probability[decided])
@@ -155,12 +160,19 @@ class _SlotRecorder:
         index = self._arrivals.index[request].astype(np.int64)
         return SlotDecisions(view=self.view, system=system, index=index, met=met[system, index], **joined)
 
+    def _forwarded(self, candidates: Candidates) -> Float32Array:
+        payload = candidates.queries.payload_bytes[candidates.segment] / self._mean_payload_bytes
+        remote = candidates.features[:, _IS_LOCAL] == 0
+        return np.where(remote, payload, 0.0).astype(np.float32)
 
+
+_IS_LOCAL = SCHEMA.request.index("is_local")
 _COLUMNS: dict[str, NDArray[Any]] = {
     "features": np.zeros((0, len(SCHEMA.request)), np.float32),
     "replica": np.zeros(0, np.int64),
     "node": np.zeros(0, np.int64),
     "segment": np.zeros(0, np.int64),
+    "forwarded": np.zeros(0, np.float32),
     "access_point": np.zeros(0, np.int64),
     "chosen": np.zeros(0, np.int64),
     "log_probability": np.zeros(0, np.float32),

@@ -9,8 +9,8 @@ and adds and deletes replicas; then requests are dispatched slot by slot.
     r = -(failed / resolved) - cost_weight x (forwarded + pulled bytes) / (arrived payload bytes)
 
 of the frame and the system: minus the share of the requests resolved in the frame that were not answered within
-their deadline, and a small price for moving bytes. It lies in about [-1, 0], falls with queued work as the paper's
-does, for what waits too long fails, and is never flat.
+their deadline, and a price for moving bytes. It lies in about [-1, 0], falls with queued work as the paper's does, for
+what waits too long fails, and is never flat. Both terms are kept apart by service.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class FrameOutcome:
         forwarded_bytes: float64 [S].
         pulled_bytes: float64 [S].
         refused: actions that the simulator did not carry out.
-        service_reward: float64 [S, W], minus the failed requests of each service over all resolved in the system.
-        cost_reward: float64 [S], the price of the bytes moved, zero or less.
+        failure_reward: float64 [S, W], minus the failed requests of each service over all resolved in the system.
+        cost_reward: float64 [S, W], minus the price of the bytes moved for each service.
     """
 
     arrived: Int64Array
@@ -80,13 +80,18 @@ class FrameOutcome:
     forwarded_bytes: Float64Array
     pulled_bytes: Float64Array
     refused: int
-    service_reward: Float64Array
+    failure_reward: Float64Array
     cost_reward: Float64Array
+
+    @property
+    def service_reward(self) -> Float64Array:
+        """float64 [S, W], what each service adds to the reward."""
+        return self.failure_reward + self.cost_reward
 
     @property
     def reward(self) -> Float64Array:
         """float64 [S], see the module's formula."""
-        total: Float64Array = self.service_reward.sum(axis=1) + self.cost_reward
+        total: Float64Array = self.service_reward.sum(axis=1)
         return total
 
 
@@ -170,11 +175,11 @@ class OrchestrationEnvironment:
             arrived=arrived,
             met=met.sum(axis=1),
             failed=failed.sum(axis=1),
-            forwarded_bytes=forwarded_now - forwarded,
-            pulled_bytes=pulled_now - pulled,
+            forwarded_bytes=(forwarded_now - forwarded).sum(axis=1),
+            pulled_bytes=(pulled_now - pulled).sum(axis=1),
             refused=sum(not result.accepted for result in results),
-            service_reward=-failed / resolved[:, None],
-            cost_reward=-self._cost_weight * moved / np.maximum(payload, 1.0),
+            failure_reward=-failed / resolved[:, None],
+            cost_reward=-self._cost_weight * moved / np.maximum(payload, 1.0)[:, None],
         )
 
 

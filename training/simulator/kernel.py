@@ -144,7 +144,7 @@ def _transmit(
         if begins < expiry:
             payload = float(sequences.payload[record.index])
             link.free_at = begins + payload / link.bandwidth
-            structure.systems[system].forwarded_bytes += payload
+            structure.forwarded_bytes[system, sequences.service[record.index]] += payload
             arrives = link.free_at + link.delay
         else:
             arrives = begins

@@ -429,9 +429,8 @@ class VectorSimulator:
         return service
 
     def moved_bytes(self) -> tuple[Float64Array, Float64Array]:
-        """float64 [S] each: request bodies forwarded over links and images pulled so far."""
-        systems = self._structure.systems
-        return systems["forwarded_bytes"].copy(), systems["pulled_bytes"].copy()
+        """float64 [S, W] each: request bodies forwarded over links and images pulled so far, by service."""
+        return self._structure.forwarded_bytes.copy(), self._structure.pulled_bytes.copy()
 
     def outcomes(self, system: int) -> RequestOutcomes:
         """What became of each request of a system's sequence so far. Read-only views that keep changing.
@@ -463,8 +462,8 @@ class VectorSimulator:
                     arrival_seconds=self._sequences.arrival[rows],
                     service=self._sequences.service[rows],
                     services=len(self._structure.services),
-                    forwarded_bytes=float(row["forwarded_bytes"]),
-                    pulled_bytes=float(row["pulled_bytes"]),
+                    forwarded_bytes=float(self._structure.forwarded_bytes[system].sum()),
+                    pulled_bytes=float(self._structure.pulled_bytes[system].sum()),
                     edge_cpu_utilisation=float(edge[system]),
                     cloud_cpu_utilisation=float(cloud[system]),
                 )
@@ -559,7 +558,7 @@ class VectorSimulator:
         link["free_at"] = max(self.now_seconds, link["free_at"]) + image_bytes / link["bandwidth"]
         present_at = float(link["free_at"] + link["delay"])
         self._image_present_at[node, service] = present_at
-        self._structure.systems["pulled_bytes"][self._system_of(node)] += image_bytes
+        self._structure.pulled_bytes[self._system_of(node), service] += image_bytes
         return present_at
 
 
@@ -614,6 +613,8 @@ def _build_structure(
         links=links,
         services=services,
         routes=np.concatenate([table.ravel() for table in routes]).astype(np.int32),
+        forwarded_bytes=np.zeros((len(systems), len(services))),
+        pulled_bytes=np.zeros((len(systems), len(services))),
     )
 
 

@@ -128,8 +128,6 @@ SYSTEM_DTYPE = np.dtype(
         ("cloud_cpu_work", np.float64),
         ("total_edge_cpu_work", np.float64),
         ("total_cloud_cpu_work", np.float64),
-        ("forwarded_bytes", np.float64),
-        ("pulled_bytes", np.float64),
     ],
     align=True,
 )
@@ -151,6 +149,8 @@ class Structure(NamedTuple):
         systems, access_points, nodes, links, services: records, see the dtypes of this module.
         routes: int32, per system a table [A, A] of link rows between its access points, flattened; the row of
             ``systems.first_route`` starts it.
+        forwarded_bytes: float64 [S, W], request bodies of each service sent over links so far.
+        pulled_bytes: float64 [S, W], images of each service pulled so far.
     """
 
     systems: Records
@@ -159,6 +159,8 @@ class Structure(NamedTuple):
     links: Records
     services: Records
     routes: NDArray[np.int32]
+    forwarded_bytes: NDArray[np.float64]
+    pulled_bytes: NDArray[np.float64]
 
 
 class Sequences(NamedTuple):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from training.algorithms import cmmac
 from training.algorithms.cmmac import CmmacConfig, CmmacState, Credit, SlotTensors, initial_state, train
 from training.algorithms.rollout import collect
 from training.checkpoints import (
@@ -102,6 +103,25 @@ def rolled_out(state: CmmacState) -> list[SlotTensors]:
     environment = DispatchEnvironment(training_simulator(scenarios, 20), random=np.random.default_rng(0))
     rollout = collect(environment, TorchDispatch(state.actor), 4, 10)
     return [SlotTensors.of(slot) for slot in rollout.slots]
+
+
+def test_forwarding_is_priced_against_what_the_policy_would_forward(learned: CmmacState) -> None:
+    scenarios = [Scenario(preset="testbed-40", seed=row, load=1.5, pattern=Pattern.P1) for row in range(2)]
+    environment = DispatchEnvironment(training_simulator(scenarios, 20), random=np.random.default_rng(0))
+    rollout = collect(environment, TorchDispatch(learned.actor), 4, 10)
+    tensors = [SlotTensors.of(slot) for slot in rollout.slots]
+    free, _ = cmmac._outcome_advantages(TINY, copy.deepcopy(learned), rollout, tensors)
+    priced, _ = cmmac._outcome_advantages(
+        replace(TINY, cost_weight=0.4), copy.deepcopy(learned), rollout, tensors
+    )
+    for slot, without, with_price in zip(tensors, free, priced, strict=True):
+        with torch.no_grad():
+            probability = slot.log_softmax(slot.logits(learned.actor)).exp()
+        for decision in range(len(slot.chosen)):
+            own = slot.segment == decision
+            expected = float((probability[own] * slot.forwarded[own]).sum())
+            price = 0.4 * (float(slot.forwarded[slot.chosen[decision]]) - expected)
+            assert float(without[decision] - with_price[decision]) == pytest.approx(price, abs=1e-5)
 
 
 def test_the_reward_reaches_the_weights(learned: CmmacState) -> None:

@@ -21,7 +21,6 @@ from training.algorithms.gpg import (
     GpgConfig,
     GpgState,
     centred,
-    discounted_sums,
     initial_state,
     pick_advantages,
 )
@@ -77,14 +76,6 @@ def episodes(state: GpgState, *, load: float = 0.3, repeats: int = 2, seed: int 
     )
 
 
-def test_discounted_sums_against_a_plain_loop() -> None:
-    rewards = np.random.default_rng(0).normal(size=(5, 3, 2))
-    sums = discounted_sums(rewards, 0.8)
-    for frame in range(5):
-        expected = sum(0.8 ** (later - frame) * rewards[later] for later in range(frame, 5))
-        assert sums[frame] == pytest.approx(expected)
-
-
 def test_the_baseline_is_the_mean_of_the_other_repeats() -> None:
     values = np.random.default_rng(0).normal(size=(2, 6, 4))
     result = centred(values, 3)
@@ -101,7 +92,7 @@ def test_who_is_credited_with_what() -> None:
     played = episodes(fitted_state())
     steps = [replace(step, choice=step.choice.copy()) for step in played.steps]
     steps[1].choice[2] = (4, 30, 31 + 7)  # delete service 4, nothing, add service 7
-    played = replace(played, steps=steps, other_reward=np.zeros_like(played.other_reward))
+    played = replace(played, steps=steps)
     of_services = np.random.default_rng(0).normal(size=played.service_reward.shape)
     own = pick_advantages(replace(TINY, team_share=0.0), played, of_services)
     team = pick_advantages(replace(TINY, team_share=1.0), played, of_services)
@@ -188,7 +179,7 @@ def test_updates_raise_the_probability_of_what_was_rewarded() -> None:
     favourite = played.steps[1].node != NO_NODE
     reward = np.zeros_like(played.service_reward)
     reward[1, 0] = 1.0  # the first repeat did well in its second frame
-    rewarded = replace(played, service_reward=reward, other_reward=np.zeros_like(played.other_reward))
+    rewarded = replace(played, service_reward=reward)
     config = replace(TINY, learning_rate=1e-2, entropy_weight=0.0, team_share=1.0, trace=0.0, discount=0.0)
 
     def log_probability() -> np.ndarray:

@@ -116,6 +116,32 @@ def test_only_ready_and_reachable_replicas_of_the_service_are_candidates(played:
     assert states == {ReplicaState.READY, ReplicaState.STARTING, ReplicaState.DRAINING}
 
 
+def test_what_each_candidate_forwards_is_the_payload_unless_it_is_local(played: Played) -> None:
+    kinds = set()
+    for row, slot in enumerate(played.rollout.slots):
+        topology = slot.view.snapshot.topology
+        remote = slot.access_point[slot.segment] != topology.nodes.access_point[slot.node]
+        payload = np.array(
+            [
+                played.workloads[system].payload_bytes[index]
+                for system, index in zip(slot.system, slot.index, strict=True)
+            ]
+        )
+        start = (played.first_slot + row) * 0.25
+        arrived = np.concatenate(
+            [
+                workload.payload_bytes[
+                    (workload.arrival_seconds >= start) & (workload.arrival_seconds < start + 0.25)
+                ]
+                for workload in played.workloads
+            ]
+        )
+        expected = remote * payload[slot.segment] / arrived.mean()
+        assert slot.forwarded == pytest.approx(expected, rel=1e-4)
+        kinds |= set(remote.tolist())
+    assert kinds == {True, False}
+
+
 def test_each_decision_chose_one_of_its_own_candidates(played: Played) -> None:
     for slot in played.rollout.slots:
         assert (slot.segment[slot.chosen] == np.arange(len(slot))).all()

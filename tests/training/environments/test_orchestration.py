@@ -52,10 +52,32 @@ def test_the_frames_of_a_run_add_up_to_its_results() -> None:
         assert sum(moved) == pytest.approx(result.scheduling_cost_bytes)
     frame = outcomes[1]
     resolved = frame.met + frame.failed
-    assert frame.service_reward.sum(axis=1) == pytest.approx(-frame.failed / resolved)
+    assert frame.failure_reward.sum(axis=1) == pytest.approx(-frame.failed / resolved)
     assert frame.pulled_bytes[0] > 0 == frame.pulled_bytes[1]
-    assert (frame.cost_reward < 0).all()
-    assert frame.reward == pytest.approx(frame.service_reward.sum(axis=1) + frame.cost_reward)
+    assert (frame.cost_reward <= 0).all()
+    assert (frame.cost_reward.sum(axis=1) < 0).all()
+    assert frame.reward == pytest.approx((frame.failure_reward + frame.cost_reward).sum(axis=1))
+
+
+def test_moved_bytes_are_charged_to_their_service() -> None:
+    systems = environment(load=0.1, cost_weight=0.5)
+    systems.step([], slots=8)
+    simulator = systems.simulator
+    hosted = np.zeros((82, 30), bool)
+    hosted[simulator.topology.replicas.node, simulator.topology.replicas.service] = True
+    free = simulator.topology.nodes.memory_bytes - simulator.snapshot().load.node_memory_used_bytes
+    needed = simulator.topology.services.memory_bytes
+    node, service = np.argwhere(~hosted[:40] & (free[:40, None] > needed))[0].tolist()
+    forwarded, pulled = simulator.moved_bytes()
+    with_pull = systems.step([AddReplica(service, node)], slots=4)
+    forwarded_after, pulled_after = simulator.moved_bytes()
+    image = float(simulator.topology.services.image_bytes[service])
+    assert (pulled_after - pulled)[0] == pytest.approx(np.where(np.arange(30) == service, image, 0.0))
+    moved = (forwarded_after - forwarded) + (pulled_after - pulled)
+    assert with_pull.forwarded_bytes == pytest.approx((forwarded_after - forwarded).sum(axis=1))
+    shares = with_pull.cost_reward / with_pull.cost_reward.sum(axis=1, keepdims=True)
+    assert shares == pytest.approx(moved / moved.sum(axis=1, keepdims=True))
+    assert with_pull.cost_reward[0, service] == with_pull.cost_reward[0].min()
 
 
 def test_failures_are_charged_to_their_service() -> None:
@@ -68,10 +90,10 @@ def test_failures_are_charged_to_their_service() -> None:
     systems.step([DeleteReplica(int(row)) for row in gone], slots=8)
     expected = systems.simulator.coming_rates(10.0)[:6].sum(axis=0)
     outcome = systems.step([], slots=40)
-    others = np.delete(outcome.service_reward[0], popular)
-    assert outcome.service_reward[0, popular] == pytest.approx(-expected[popular] / expected.sum(), rel=0.1)
-    assert outcome.service_reward[0, popular] < 3 * others.min() <= 0
-    assert outcome.service_reward[1, popular] > outcome.service_reward[0, popular] / 3
+    others = np.delete(outcome.failure_reward[0], popular)
+    assert outcome.failure_reward[0, popular] == pytest.approx(-expected[popular] / expected.sum(), rel=0.1)
+    assert outcome.failure_reward[0, popular] < 3 * others.min() <= 0
+    assert outcome.failure_reward[1, popular] > outcome.failure_reward[0, popular] / 3
 
 
 @pytest.mark.parametrize("load", [1.0, 20.0])

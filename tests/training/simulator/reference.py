@@ -110,8 +110,8 @@ class ReferenceSystem:
         self.handed_at: dict[int, float] = {}
         self.pull_link_free_at = [0.0] * links
         self.rates = [[0.0] * len(topology.services.names) for _ in range(access_points)]
-        self.forwarded_bytes = 0.0
-        self.pulled_bytes = 0.0
+        self.forwarded_bytes = [0.0] * len(topology.services.names)
+        self.pulled_bytes = [0.0] * len(topology.services.names)
 
     @property
     def now(self) -> float:
@@ -264,7 +264,7 @@ class ReferenceSystem:
             self.transmitting[link] = request
             ends = time + request.payload / float(self.topology.links.bandwidth_bytes_per_second[link])
             self.transmissions[link].append(Transmission(self.handed_at[request.index], time, ends))
-            self.forwarded_bytes += request.payload
+            self.forwarded_bytes[request.replica.service] += request.payload
             self._schedule(Event.IS_TRANSMITTED, ends, request)
 
     def _start_what_fits(self, node: int, time: float) -> None:
@@ -362,7 +362,7 @@ class ReferenceSystem:
                 self.pull_link_free_at[link] = begins + image / float(
                     topology.links.bandwidth_bytes_per_second[link]
                 )
-                self.pulled_bytes += image
+                self.pulled_bytes[service] += image
                 self.image_at[node, service] = self.pull_link_free_at[link] + float(
                     topology.links.delay_seconds[link]
                 )

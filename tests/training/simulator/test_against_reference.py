@@ -159,8 +159,12 @@ class Comparison:
             assert (outcomes.node[sent] - self.first_node[system]).tolist() == [
                 node for node in reference.node_of_request if node >= 0
             ]
-            assert result.forwarded_bytes == pytest.approx(reference.forwarded_bytes)
-            assert result.pulled_bytes == pytest.approx(reference.pulled_bytes)
+            for moved, by_service in zip(
+                self.simulator.moved_bytes(), (reference.forwarded_bytes, reference.pulled_bytes), strict=True
+            ):
+                assert moved[system] == pytest.approx(by_service)
+            assert result.forwarded_bytes == pytest.approx(sum(reference.forwarded_bytes))
+            assert result.pulled_bytes == pytest.approx(sum(reference.pulled_bytes))
             cpu = reference.topology.nodes.cpu_millicores
             cloud = reference.topology.access_points.is_cloud[reference.topology.nodes.access_point]
             work = np.array(reference.cpu_seconds)
