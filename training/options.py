@@ -22,8 +22,35 @@ def run_option(text: str) -> Callable[[CommandT], CommandT]:
     )
 
 
-def scenario_options(preset_help: str) -> Callable[[CommandT], CommandT]:
-    """What is evaluated: ``preset``, ``workload``, ``trace``, ``seeds`` and ``load``."""
+class Workloads(click.ParamType[tuple[Pattern, ...]]):
+    """Comma-separated arrival patterns, each once."""
+
+    name = "workloads"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[Pattern, ...]:
+        """``P1,P3`` as patterns."""
+        names = dict.fromkeys(name.strip() for name in str(value).split(","))
+        known = [pattern.value for pattern in Pattern]
+        for name in names:
+            if name not in known:
+                self.fail(f"{name!r} is no arrival pattern; choose some of {', '.join(known)}", param, ctx)
+        return tuple(Pattern(name) for name in names)
+
+
+def scenario_options(preset_help: str, *, several_workloads: bool = False) -> Callable[[CommandT], CommandT]:
+    """What is evaluated: ``preset``, ``workload``, ``trace``, ``seeds`` and ``load``.
+
+    Args:
+        preset_help: of ``--preset``.
+        several_workloads: ``workload`` is a tuple of patterns, or None; else it is a name, or None.
+    """
+    workload_type: click.ParamType[Any] = click.Choice([pattern.value for pattern in Pattern])
+    workload_help = "Arrival pattern. [default: P1]"
+    if several_workloads:
+        workload_type = Workloads()
+        workload_help = "Arrival patterns, comma-separated, simulated side by side. [default: P1]"
 
     def decorate(command: CommandT) -> CommandT:
         for option in reversed(
@@ -37,8 +64,8 @@ def scenario_options(preset_help: str) -> Callable[[CommandT], CommandT]:
                 ),
                 click.option(
                     "--workload",
-                    type=click.Choice([pattern.value for pattern in Pattern]),
-                    help="Arrival pattern. [default: P1]",
+                    type=workload_type,
+                    help=workload_help,
                 ),
                 click.option(
                     "--trace",

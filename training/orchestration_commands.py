@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
@@ -14,9 +15,13 @@ from rich.table import Table
 from training.algorithms.gpg import GpgConfig
 from training.algorithms.two_scales import JointConfig
 from training.hyperparameters import given_hyperparameters, hyperparameter_options
-from training.options import chosen_pattern, scenario_options
+from training.options import scenario_options
 from training.orchestration_scenarios import DEFAULT_SETTING, DEFAULT_STEPS
 from training.progress import progress_bar
+from training.workloads.patterns import Pattern
+
+if TYPE_CHECKING:
+    from training.evaluation.joint import CombinationFigures, JointEvaluation
 
 _notices = Console(stderr=True)
 
@@ -255,7 +260,7 @@ def _labelled(context: click.Context, option: click.Parameter, values: tuple[str
 
 
 @click.command("joint")
-@scenario_options("System configuration, in its orchestration scenario.")
+@scenario_options("System configuration, in its orchestration scenario.", several_workloads=True)
 @click.option(
     "--frames",
     type=click.IntRange(1),
@@ -285,7 +290,7 @@ def _labelled(context: click.Context, option: click.Parameter, values: tuple[str
     "others",
     multiple=True,
     callback=_labelled,
-    help="LABEL=FOLDER of bundles: LABEL names another learned orchestration in --policies; may be repeated.",
+    help="LABEL=FOLDER of bundles: LABEL names another learned half in --policies; may be repeated.",
 )
 @click.option(
     "--processes",
@@ -293,6 +298,13 @@ def _labelled(context: click.Context, option: click.Parameter, values: tuple[str
     default=2,
     show_default=True,
     help="Combinations evaluated side by side.",
+)
+@click.option(
+    "--outcomes",
+    "outcome_folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder that keeps what each combination came to, to go on where a run was interrupted. "
+    "[default: `outcomes` in the report's folder]",
 )
 @click.option(
     "--report",
@@ -309,7 +321,7 @@ def _labelled(context: click.Context, option: click.Parameter, values: tuple[str
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def evaluate_joint(
     preset: str,
-    workload: str | None,
+    workload: tuple[Pattern, ...] | None,
     trace: Path | None,
     seeds: int,
     load: float,
@@ -319,6 +331,7 @@ def evaluate_joint(
     models: Path | None,
     others: dict[str, Path],
     processes: int,
+    outcome_folder: Path | None,
     report: Path | None,
     runs: dict[str, Path],
     as_json: bool,
@@ -326,14 +339,17 @@ def evaluate_joint(
     """Compare combinations of dispatch and orchestration over whole episodes: throughput rate and scheduling cost."""
     from policy_server.policies.heuristics import UnknownPolicyError
     from policy_server.runtime.bundle import BundleError
-    from training.evaluation.joint import JointEvaluation, evaluate
+    from training.evaluation.joint import JointEvaluation, OutcomeStore, evaluate
     from training.evaluation.joint_report import add_to_report
     from training.workloads.columns import WorkloadError
     from training.workloads.traces.errors import TraceError
 
+    if workload is not None and trace is not None:
+        given = ",".join(pattern.value for pattern in workload)
+        raise click.UsageError(f"--workload {given} and --trace {trace}: give one of them")
+    patterns: tuple[Pattern | None, ...] = (None,) if trace is not None else workload or (Pattern.P1,)
     evaluation = JointEvaluation(
         preset=preset,
-        workload=chosen_pattern(workload, trace),
         trace=trace,
         seeds=seeds,
         load=load,
@@ -343,52 +359,68 @@ def evaluate_joint(
         others=others,
     )
     if policies is not None:
-        evaluation = replace(evaluation, combinations=tuple(name.strip() for name in policies.split(",")))
+        names = tuple(dict.fromkeys(name.strip() for name in policies.split(",")))
+        evaluation = replace(evaluation, combinations=names)
+    if outcome_folder is None and report is not None:
+        outcome_folder = report / "outcomes"
+    evaluations = [replace(evaluation, workload=pattern) for pattern in patterns]
     try:
         with progress_bar() as progress:
             task = progress.add_task("evaluate", total=len(evaluation.runs), figures="")
             figures = evaluate(
-                evaluation,
+                evaluations,
                 processes=processes,
+                outcomes=OutcomeStore(outcome_folder) if outcome_folder is not None else None,
                 on_done=lambda name: progress.update(task, advance=1, figures=name),
             )
     except UnknownPolicyError as error:
         raise click.UsageError(str(error)) from None
     except (LookupError, BundleError, TraceError, WorkloadError, OSError) as error:
         raise click.ClickException(str(error)) from None
-    document = {
-        "preset": preset,
-        "workload": evaluation.workload_name,
-        "seeds": seeds,
-        "load": load,
-        "duration_seconds": evaluation.duration_seconds,
-        "frames": frames,
-        "steps": steps,
-        "policies": {name: row.to_json() for name, row in figures.items()},
-    }
+    documents = [
+        {
+            "preset": preset,
+            "workload": each.workload_name,
+            "seeds": seeds,
+            "load": load,
+            "duration_seconds": each.duration_seconds,
+            "frames": frames,
+            "steps": steps,
+            "policies": {name: row.to_json() for name, row in rows.items()},
+        }
+        for each, rows in zip(evaluations, figures, strict=True)
+    ]
     if report is not None:
-        written = add_to_report(report, document, runs)
+        for document in documents:
+            written = add_to_report(report, document, runs)
         _notices.print(f"report: {written}")
     if as_json:
-        click.echo(json.dumps(document, indent=2))
+        click.echo(json.dumps(documents[0] if len(documents) == 1 else {"evaluations": documents}, indent=2))
         return
+    console = Console()
+    for each, rows in zip(evaluations, figures, strict=True):
+        Console(width=None if console.is_terminal else 140).print(_table(each, rows))
+
+
+def _table(evaluation: JointEvaluation, rows: Mapping[str, CombinationFigures]) -> Table:
     table = Table(
-        title=f"{preset}, {evaluation.workload_name}, load {load:g}: {seeds} held-out seeds of {frames} frames, "
-        "mean and half of the 95 % interval",
+        title=f"{evaluation.preset}, {evaluation.workload_name}, load {evaluation.load:g}: {evaluation.seeds} held-out "
+        f"seeds of {evaluation.setting.frames} frames, mean and half of the 95 % interval",
     )
     for heading in (
-        "combination", "throughput rate", "cost / native", "kais+kais ahead by", "actions/frame", "decision p50",
+        "combination", "throughput rate", "cost / native", "of it pulled", "kais+kais ahead by", "actions/frame",
+        "decision p50",
     ):  # fmt: skip
         table.add_column(heading, justify="left" if heading == "combination" else "right", no_wrap=True)
-    for name, row in sorted(figures.items(), key=lambda item: -item[1].throughput_rate.mean):
+    for name, row in sorted(rows.items(), key=lambda item: -item[1].throughput_rate.mean):
         advantage = row.learned_advantage
         table.add_row(
             name,
             f"{row.throughput_rate.mean:.3f} ±{row.throughput_rate.half_width:.3f}",
             f"{row.scheduling_cost.mean:.2f} ±{row.scheduling_cost.half_width:.2f}",
+            f"{row.pulled_cost.mean:.2f}",
             "" if advantage is None else f"{advantage.mean:+.3f} ±{advantage.half_width:.3f}",
             f"{row.actions_per_frame:.1f}",
             f"{row.decision_p50_seconds * 1e3:.2f} ms",
         )
-    console = Console()
-    Console(width=None if console.is_terminal else 130).print(table)
+    return table

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from policy_server.cluster.actions import AddReplica, DeleteReplica
 from policy_server.runtime.bundle import load_bundle
 from training import orchestration_validation
 from training.algorithms.gpg import GpgConfig
@@ -18,7 +22,9 @@ from training.cli import main, training_command
 from training.evaluation import joint
 from training.hyperparameters import given_hyperparameters
 from training.orchestration_commands import train_orchestration
-from training.orchestration_scenarios import DEFAULT_SETTING, OrchestrationSetting
+from training.orchestration_scenarios import DEFAULT_SETTING, OrchestrationSetting, orchestration_simulator
+from training.scenarios import Scenario
+from training.workloads.patterns import Pattern
 
 
 def invoke(*arguments: object) -> Result:
@@ -42,6 +48,7 @@ def invoke(*arguments: object) -> Result:
         (["evaluate", "joint", "--policies", "greedy+greedy@0"], "no combination"),
         (["evaluate", "joint", "--compare", "flat"], "write LABEL=FOLDER"),
         (["evaluate", "joint", "--seeds", "1"], "x>=2"),
+        (["evaluate", "joint", "--workload", "P1,P9"], "'P9' is no arrival pattern; choose some of P1, P2"),
     ],
 )
 def test_wrong_usage_is_explained(
@@ -121,6 +128,9 @@ def test_train_export_and_evaluate(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert figures["policies"]["native+native"]["scheduling_cost"]["mean"] == 1.0
     assert figures["policies"]["greedy+static"]["actions_per_frame"] == 0.0
     assert "greedy+static" in invoke(*evaluate).stdout
+    several = json.loads(invoke(*evaluate, "--workload", "P1,P4", "--json").stdout)["evaluations"]
+    assert [document["workload"] for document in several] == ["P1", "P4"]
+    assert several[0] == figures  # read from the report's outcomes
     text = (report / "report.md").read_text()
     assert "earliest-completion+ours" in text
     for picture in ("testbed-40-throughput_rate.png", "testbed-40-scheduling_cost.png", "learning.png"):
@@ -137,3 +147,69 @@ def test_paired_figures_are_of_our_combination() -> None:
     )
     assert evaluation.runs == ("a+b", "native+native")
     assert evaluation.duration_seconds == 310.0
+
+
+BRIEF = joint.JointEvaluation(
+    preset="testbed-40", seeds=2, load=0.5, setting=SHORT, combinations=("greedy+greedy",)
+)
+
+
+def test_systems_of_several_workloads_side_by_side_come_to_what_each_comes_to_alone() -> None:
+    p1, p4 = (replace(BRIEF, workload=pattern) for pattern in (Pattern.P1, Pattern.P4))
+    together = joint.run_combination([p1, p4], "greedy+static")
+    for evaluation, outcome in zip((p1, p4), together, strict=True):
+        (alone,) = joint.run_combination([evaluation], "greedy+static")
+        # Ties fall differently.
+        assert outcome.throughput_rate == pytest.approx(alone.throughput_rate, abs=0.01)
+        assert outcome.forwarded_bytes == pytest.approx(alone.forwarded_bytes, rel=0.05)
+    assert abs(together[0].throughput_rate.mean() - together[1].throughput_rate.mean()) > 0.01
+
+
+def test_what_was_run_is_read_and_what_decides_the_outcome_is_part_of_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = joint.OutcomeStore(tmp_path / "outcomes")
+    p1, p2 = (replace(BRIEF, workload=pattern) for pattern in (Pattern.P1, Pattern.P2))
+    first = joint.evaluate([p1], processes=1, outcomes=store)
+    ran: list[tuple[str, int]] = []
+    original = joint.run_combination
+
+    def counted(evaluations: Sequence[joint.JointEvaluation], name: str) -> list[joint.CombinationOutcome]:
+        ran.append((name, len(evaluations)))
+        return original(evaluations, name)
+
+    monkeypatch.setattr(joint, "run_combination", counted)
+    assert joint.evaluate([p1], processes=1, outcomes=store) == first
+    assert ran == []
+    both = joint.evaluate([p1, p2], processes=1, outcomes=store)
+    assert both[0] == first[0]
+    assert sorted(ran) == [("greedy+greedy", 1), ("native+native", 1)]
+    for changed in (
+        replace(p1, seeds=3),
+        replace(p1, load=0.6),
+        replace(p1, steps=3),
+        replace(p1, setting=replace(SHORT, frames=2)),
+        replace(p1, preset="testbed-100"),
+    ):
+        assert store.read(changed, "greedy+greedy") is None, changed
+    assert store.read(p1, "greedy+greedy@3") is None
+    assert store.read(replace(p1, models=None), "greedy+greedy") is not None
+
+
+def test_evaluations_of_different_systems_are_not_run_side_by_side() -> None:
+    with pytest.raises(ValueError, match="differ in workload or trace alone"):
+        joint.evaluate([replace(BRIEF, workload=Pattern.P1), replace(BRIEF, workload=Pattern.P1, load=2.0)])
+
+
+def test_actions_are_counted_for_their_system() -> None:
+    simulator = orchestration_simulator(
+        [Scenario(preset="testbed-40", seed=row, pattern=Pattern.P1, load=0.2) for row in range(3)], SHORT
+    )
+    topology = simulator.topology
+    systems = topology.access_points.system[topology.nodes.access_point]
+    for system in range(3):
+        node = int(np.flatnonzero(systems == system)[0])
+        replica = int(np.flatnonzero(systems[topology.replicas.node] == system)[0])
+        actions = [AddReplica(0, node), DeleteReplica(replica)]
+        assert joint.systems_of(actions, topology).tolist() == [system, system]
+    assert joint.systems_of([], topology).tolist() == []

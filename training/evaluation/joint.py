@@ -3,28 +3,36 @@
 A combination ``DISPATCH+ORCHESTRATION`` plays whole episodes of the orchestration scenario
 (:mod:`training.orchestration_scenarios`). All combinations meet the same systems, placements and requests, seed by
 seed. Costs are relative to ``native+native`` (round robin and horizontal pod autoscaler) on the same seed.
+
+Systems of several workloads are simulated side by side, which costs a fraction of one after another. Ties are broken by
+one stream of random numbers for all, so which systems are side by side matters as much as another seed for ties.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from policy_server.cluster.snapshot import Float64Array
+from policy_server.cluster.actions import AddReplica, OrchestrationAction
+from policy_server.cluster.snapshot import Float64Array, Int64Array, Topology
 from policy_server.policies.dispatch import DispatchPolicy
 from policy_server.policies.heuristics import UnknownPolicyError, heuristic_dispatch
 from policy_server.policies.orchestration.onnx import OnnxOrchestration
 from policy_server.policies.orchestration.plan import OrchestrationOptions
 from policy_server.policies.orchestration.policy import OrchestrationPolicy
 from policy_server.policies.orchestration.rules import heuristic_orchestration
-from policy_server.runtime.bundle import find_bundles
+from policy_server.runtime.bundle import find_bundles, manifest_digest
 from training.environments.dispatch import DispatchEnvironment
 from training.environments.orchestration import OrchestrationEnvironment, PolicyDispatch, decided
 from training.evaluation.dispatch import LEARNED, NATIVE, learned_dispatch
@@ -82,7 +90,7 @@ class JointEvaluation:
             they see fit.
         setting: see its class.
         models: root of the model bundles; None: those shipped.
-        others: further names of orchestration halves: learned policies in other folders of bundles (for ablations).
+        others: further names of learned halves, in other folders of bundles (for ablations).
     """
 
     preset: str
@@ -116,19 +124,26 @@ class JointEvaluation:
 
 @dataclass(frozen=True)
 class CombinationOutcome:
-    """One combination on all seeds.
+    """One combination on all seeds of one evaluation.
 
     Attributes:
         throughput_rate: float64 [seeds].
-        cost_bytes: float64 [seeds].
-        actions: replicas added and deleted per system and frame.
+        forwarded_bytes: float64 [seeds].
+        pulled_bytes: float64 [seeds].
+        actions_per_frame: float64 [seeds], replicas added and deleted.
         decision_seconds: float64 [n], of single decisions about one system.
     """
 
     throughput_rate: Float64Array
-    cost_bytes: Float64Array
-    actions: float
+    forwarded_bytes: Float64Array
+    pulled_bytes: Float64Array
+    actions_per_frame: Float64Array
     decision_seconds: Float64Array
+
+    @property
+    def cost_bytes(self) -> Float64Array:
+        """float64 [seeds]: forwarded and pulled."""
+        return self.forwarded_bytes + self.pulled_bytes
 
 
 @dataclass(frozen=True)
@@ -138,6 +153,7 @@ class CombinationFigures:
     Attributes:
         throughput_rate: requests answered within their deadline / requests arrived.
         scheduling_cost: bytes forwarded and pulled, relative to ``native+native`` on the same seed.
+        pulled_cost: the part of it that was pulled.
         actions_per_frame: replicas added and deleted per system and 25 s.
         decision_p50_seconds: of one orchestration decision about one system in this process, features included.
         decision_p99_seconds: likewise.
@@ -147,6 +163,7 @@ class CombinationFigures:
 
     throughput_rate: Estimate
     scheduling_cost: Estimate
+    pulled_cost: Estimate
     actions_per_frame: float
     decision_p50_seconds: float
     decision_p99_seconds: float
@@ -158,6 +175,7 @@ class CombinationFigures:
         figures: dict[str, Any] = {
             "throughput_rate": self.throughput_rate.to_json(),
             "scheduling_cost": self.scheduling_cost.to_json(),
+            "pulled_cost": self.pulled_cost.to_json(),
             "decision_seconds": {"p50": self.decision_p50_seconds, "p99": self.decision_p99_seconds},
             "actions_per_frame": self.actions_per_frame,
         }
@@ -165,6 +183,63 @@ class CombinationFigures:
             figures["kais_advantage"] = self.learned_advantage.to_json()
             figures["kais_cost_ratio"] = self.learned_cost_ratio.to_json()
         return figures
+
+
+@dataclass(frozen=True)
+class OutcomeStore:
+    """A folder with one file per combination and evaluation that was run, to go on where a run was interrupted.
+
+    A file is found by everything that decides the outcome but the code of simulator and rules: start with an empty
+    folder when that has changed.
+
+    Attributes:
+        folder: made when something is written.
+    """
+
+    folder: Path
+
+    def read(self, evaluation: JointEvaluation, name: str) -> CombinationOutcome | None:
+        """The outcome, or None if it was not run yet."""
+        path = self._path(self._key(evaluation, name))
+        if not path.exists():
+            return None
+        stored = json.loads(path.read_text())["outcome"]
+        return CombinationOutcome(**{figure: np.array(values) for figure, values in stored.items()})
+
+    def write(self, evaluation: JointEvaluation, name: str, outcome: CombinationOutcome) -> None:
+        """Keeps an outcome."""
+        key = self._key(evaluation, name)
+        values = {figure: array.tolist() for figure, array in vars(outcome).items()}
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self._path(key)
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps({"key": key, "outcome": values}) + "\n")
+        partial.replace(path)
+
+    def _path(self, key: dict[str, Any]) -> Path:
+        digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+        return self.folder / f"{digest[:24]}.json"
+
+    def _key(self, evaluation: JointEvaluation, name: str) -> dict[str, Any]:
+        halves = combination(evaluation, name)
+        trace = evaluation.trace
+        return {
+            "combination": name,
+            "preset": evaluation.preset,
+            "workload": evaluation.workload_name,
+            "trace_sha256": _file_sha256(trace) if trace is not None else None,
+            "seeds": evaluation.seeds,
+            "load": evaluation.load,
+            "setting": asdict(evaluation.setting),
+            "maximum_actions": halves.maximum_actions,
+            "models": halves.models,
+        }
+
+
+@lru_cache(maxsize=8)
+def _file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def learned_orchestration(models: Path | None) -> OnnxOrchestration:
@@ -191,11 +266,13 @@ class Combination:
         dispatch: decides on requests.
         orchestration: decides on replicas.
         maximum_actions: of the orchestration, per frame and system; None: as many as it sees fit.
+        models: SHA-256 of the manifests of the learned halves, which hold those of their files.
     """
 
     dispatch: DispatchPolicy
     orchestration: OrchestrationPolicy
     maximum_actions: int | None
+    models: tuple[str, ...]
 
 
 def combination(evaluation: JointEvaluation, name: str) -> Combination:
@@ -212,84 +289,146 @@ def combination(evaluation: JointEvaluation, name: str) -> Combination:
             f"policy: {name!r} is no combination; write DISPATCH+ORCHESTRATION, for example {OURS}, or "
             f"DISPATCH+ORCHESTRATION@H, for example {OURS}@2"
         )
+    folders = {**evaluation.others, LEARNED: evaluation.models}
+    models: list[str] = []
+    requests: DispatchPolicy
+    if dispatch in folders:
+        requests = learned_dispatch(folders[dispatch])
+        models.append(_digest(LEARNED, folders[dispatch]))
+    else:
+        requests = heuristic_dispatch(dispatch)
     policy: OrchestrationPolicy
-    if orchestration in evaluation.others:
-        policy = learned_orchestration(evaluation.others[orchestration])
-    elif orchestration == LEARNED:
-        policy = learned_orchestration(evaluation.models)
+    if orchestration in folders:
+        policy = learned_orchestration(folders[orchestration])
+        models.append(_digest(ORCHESTRATION_BUNDLE, folders[orchestration]))
     else:
         policy = heuristic_orchestration(orchestration)
     limited = policy.learned or policy.name == "greedy"
     return Combination(
-        learned_dispatch(evaluation.models) if dispatch == LEARNED else heuristic_dispatch(dispatch),
-        policy,
-        int(steps) if at else evaluation.steps if limited else None,
+        requests, policy, int(steps) if at else evaluation.steps if limited else None, tuple(models)
     )
 
 
+def _digest(name: str, models: Path | None) -> str:
+    return manifest_digest(find_bundles(models)[name][0].path)
+
+
 def evaluate(
-    evaluation: JointEvaluation, *, processes: int = 2, on_done: Callable[[str], None] = lambda name: None
-) -> dict[str, CombinationFigures]:
-    """Runs every combination on every seed and condenses the figures.
+    evaluations: Sequence[JointEvaluation],
+    *,
+    processes: int = 2,
+    outcomes: OutcomeStore | None = None,
+    on_done: Callable[[str], None] = lambda name: None,
+) -> list[dict[str, CombinationFigures]]:
+    """Runs every combination on every seed of all evaluations and condenses the figures.
 
     Args:
-        evaluation: what to run.
+        evaluations: they differ in workload or trace alone.
         processes: combinations evaluated side by side.
+        outcomes: holds what was run before and takes what is run now; None: nothing is kept.
         on_done: called with the name of each combination that has finished.
 
+    Returns:
+        Figures by combination, for each evaluation.
+
     Raises:
+        ValueError: the evaluations differ in more.
         LookupError: no bundle for a learned half.
         UnknownPolicyError: an unknown half.
     """
-    for name in evaluation.combinations:
-        combination(evaluation, name)
-    outcomes: dict[str, CombinationOutcome] = {}
-    if processes <= 1:
-        for name in evaluation.runs:
-            outcomes[name] = run_combination(evaluation, name)
-            on_done(name)
-    else:
-        # Slow dispatch first, so that no process works alone at the end.
-        ordered = sorted(
-            evaluation.runs, key=lambda name: name.partition("+")[0] not in {"firmament", "prequal", LEARNED}
-        )
-        with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-            pending: dict[Future[CombinationOutcome], str] = {
-                pool.submit(run_combination, evaluation, name): name for name in ordered
+    alike = [replace(evaluation, workload=None, trace=None) for evaluation in evaluations]
+    if not alike or any(other != alike[0] for other in alike):
+        raise ValueError("evaluations: give one or more that differ in workload or trace alone")
+    for name in evaluations[0].combinations:
+        combination(evaluations[0], name)
+    # Slow dispatch first, so that no process works alone at the end.
+    names = sorted(evaluations[0].runs, key=lambda name: _SLOWEST_FIRST.get(name.partition("+")[0], 2))
+    found: dict[str, list[CombinationOutcome]] = {}
+    with ExitStack() as stack:
+        if processes > 1:
+            pool = stack.enter_context(ProcessPoolExecutor(processes, mp_context=get_context("spawn")))
+            pending: dict[Future[list[CombinationOutcome]], str] = {
+                pool.submit(combination_outcomes, evaluations, name, outcomes): name for name in names
             }
             for future in as_completed(pending):
-                outcomes[pending[future]] = future.result()
+                found[pending[future]] = future.result()
                 on_done(pending[future])
-    return {name: _figures(name, outcomes) for name in evaluation.combinations}
+        else:
+            for name in names:
+                found[name] = combination_outcomes(evaluations, name, outcomes)
+                on_done(name)
+    return [
+        {
+            name: _figures(name, {run: found[run][row] for run in names})
+            for name in evaluations[0].combinations
+        }
+        for row in range(len(evaluations))
+    ]
 
 
-def run_combination(evaluation: JointEvaluation, name: str) -> CombinationOutcome:
-    """One combination on all seeds side by side."""
+_SLOWEST_FIRST = {"firmament": 0, LEARNED: 1, "prequal": 1}
+
+
+def combination_outcomes(
+    evaluations: Sequence[JointEvaluation], name: str, outcomes: OutcomeStore | None
+) -> list[CombinationOutcome]:
+    """What one combination comes to in each evaluation; only what ``outcomes`` lacks is run."""
+    found = {row: outcomes.read(e, name) if outcomes else None for row, e in enumerate(evaluations)}
+    missing = [row for row, outcome in found.items() if outcome is None]
+    if missing:
+        fresh = run_combination([evaluations[row] for row in missing], name)
+        for row, outcome in zip(missing, fresh, strict=True):
+            found[row] = outcome
+            if outcomes:
+                outcomes.write(evaluations[row], name, outcome)
+    return [outcome for outcome in found.values() if outcome is not None]
+
+
+def run_combination(evaluations: Sequence[JointEvaluation], name: str) -> list[CombinationOutcome]:
+    """One combination on all seeds of all evaluations side by side."""
+    evaluation = evaluations[0]
     halves = combination(evaluation, name)
-    orchestration = halves.orchestration
-    environment = _environment(evaluation, _scenarios(evaluation), halves.dispatch, halves.maximum_actions)
-    simulator, setting = environment.simulator, evaluation.setting
+    orchestration, setting = halves.orchestration, evaluation.setting
+    scenarios = [scenario for each in evaluations for scenario in _scenarios(each)]
+    environment = _environment(evaluation, scenarios, halves.dispatch, halves.maximum_actions)
+    simulator = environment.simulator
     random = np.random.default_rng(0)
     slots = simulator.config.slots_per_frame
     if orchestration.name == NATIVE:
         slots = round(_NATIVE_SECONDS / simulator.config.slot_seconds)
     environment.step([], slots=setting.settle_slots)
     end = simulator.slot + setting.frames * simulator.config.slots_per_frame
-    actions = 0
+    actions = np.zeros(simulator.systems)
     while simulator.slot < end:
         query = environment.query(rates_to_come=orchestration.name in GIVEN_RATES)
         chosen = decided(orchestration, query, random)
-        actions += len(chosen)
+        actions += np.bincount(systems_of(chosen, query.graph.snapshot.topology), minlength=simulator.systems)
         environment.step(chosen, slots=min(slots, end - simulator.slot), observer=orchestration)
     while not simulator.done:
         environment.step([], slots=1)
     results = simulator.results()
-    return CombinationOutcome(
-        throughput_rate=np.array([result.throughput_rate for result in results]),
-        cost_bytes=np.array([result.scheduling_cost_bytes for result in results]),
-        actions=actions / simulator.systems / setting.frames,
-        decision_seconds=_time_decisions(evaluation, halves),
-    )
+    seconds = _time_decisions(evaluation, halves)
+    bounds = [(row * evaluation.seeds, (row + 1) * evaluation.seeds) for row in range(len(evaluations))]
+    return [
+        CombinationOutcome(
+            throughput_rate=np.array([result.throughput_rate for result in results[first:last]]),
+            forwarded_bytes=np.array([result.forwarded_bytes for result in results[first:last]]),
+            pulled_bytes=np.array([result.pulled_bytes for result in results[first:last]]),
+            actions_per_frame=actions[first:last] / setting.frames,
+            decision_seconds=seconds,
+        )
+        for first, last in bounds
+    ]
+
+
+def systems_of(actions: Sequence[OrchestrationAction], topology: Topology) -> Int64Array:
+    """int64 [n]: system that each action is about."""
+    nodes = [
+        action.node if isinstance(action, AddReplica) else int(topology.replicas.node[action.replica])
+        for action in actions
+    ]
+    access_point = topology.nodes.access_point[np.array(nodes, np.int64)]
+    return topology.access_points.system[access_point].astype(np.int64)
 
 
 def _environment(
@@ -345,7 +484,8 @@ def _figures(name: str, outcomes: dict[str, CombinationOutcome]) -> CombinationF
     return CombinationFigures(
         throughput_rate=estimate(outcome.throughput_rate),
         scheduling_cost=estimate(outcome.cost_bytes / outcomes[REFERENCE].cost_bytes),
-        actions_per_frame=outcome.actions,
+        pulled_cost=estimate(outcome.pulled_bytes / outcomes[REFERENCE].cost_bytes),
+        actions_per_frame=float(outcome.actions_per_frame.mean()),
         decision_p50_seconds=float(p50),
         decision_p99_seconds=float(p99),
         learned_advantage=advantage,
