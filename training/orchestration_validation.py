@@ -13,8 +13,9 @@ import numpy as np
 from policy_server.cluster.actions import OrchestrationAction
 from policy_server.policies.orchestration.plan import FramePlan, OrchestrationOptions
 from policy_server.policies.orchestration.rules import heuristic_orchestration
-from training.algorithms.episode_jobs import slot_stepper
+from training.algorithms.episode_jobs import dispatch_by
 from training.algorithms.frames import pick_frame
+from training.environments.compiled_dispatch import slot_stepper
 from training.environments.orchestration import OrchestrationEnvironment, decided
 from training.networks.dispatch import DispatchActor
 from training.networks.orchestration import OrchestrationActor
@@ -54,7 +55,7 @@ class OrchestrationValidation:
         seeds_per_pattern: systems of each pattern.
         steps: most actions per frame and system, of learned policies and rules alike.
         setting: see its class.
-        dispatch: a learned dispatch; None: earliest completion, compiled.
+        dispatch: a learned dispatch; None: earliest completion.
     """
 
     preset: str = "testbed-40"
@@ -75,7 +76,7 @@ class OrchestrationValidation:
         )
         environment = OrchestrationEnvironment(
             simulator,
-            slot_stepper(simulator, self.dispatch),
+            slot_stepper(simulator, dispatch_by(self.dispatch)),
             cost_weight=1.0,
             options=OrchestrationOptions(maximum_actions=self.steps),
         )

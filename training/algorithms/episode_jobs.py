@@ -14,18 +14,18 @@ from typing import Literal
 import numpy as np
 from torch import Tensor
 
+from policy_server.policies.dispatch import DispatchPolicy
+from policy_server.policies.heuristics import EarliestCompletion
 from policy_server.policies.orchestration.plan import OrchestrationOptions
 from policy_server.policies.orchestration.rules import heuristic_orchestration
 from training.algorithms.frames import Episodes, FrameStep, imitated, play, sampled
 from training.algorithms.gpg import GpgConfig, initial_actor
-from training.environments.compiled_dispatch import CompiledDispatch
-from training.environments.dispatch import DispatchEnvironment
-from training.environments.orchestration import OrchestrationEnvironment, PolicyDispatch, SlotStepper
+from training.environments.compiled_dispatch import slot_stepper
+from training.environments.orchestration import OrchestrationEnvironment
 from training.networks.dispatch import DispatchActor
 from training.networks.policies import TorchDispatch
 from training.orchestration_scenarios import OrchestrationSetting, orchestration_simulator
 from training.scenarios import Scenario
-from training.simulator.simulator import VectorSimulator
 
 SCENARIOS_PER_JOB = 3
 TEACHER = "gsp-ss"
@@ -43,7 +43,7 @@ class EpisodeJob:
         batch: number of the update, or of the batch to imitate.
         part: which of the batch's jobs.
         weights: of the actor; none for imitation.
-        dispatch: a learned dispatch to play with; None: earliest completion, compiled.
+        dispatch: a learned dispatch to play with; None: earliest completion.
     """
 
     config: GpgConfig
@@ -83,7 +83,10 @@ def play_job(job: EpisodeJob) -> Episodes:
     simulator = orchestration_simulator(scenarios, setting, repeats=repeats, spare_frames=1)
     options = OrchestrationOptions(maximum_actions=config.steps)
     environment = OrchestrationEnvironment(
-        simulator, slot_stepper(simulator, job.dispatch), cost_weight=config.cost_weight, options=options
+        simulator,
+        slot_stepper(simulator, dispatch_by(job.dispatch)),
+        cost_weight=config.cost_weight,
+        options=options,
     )
     if setting.settle_slots:
         environment.step([], slots=setting.settle_slots)
@@ -97,9 +100,6 @@ def play_job(job: EpisodeJob) -> Episodes:
     return play(environment, decide, frames=config.frames, repeats=repeats)
 
 
-def slot_stepper(simulator: VectorSimulator, dispatch: DispatchActor | None) -> SlotStepper:
-    """Dispatch by an actor's best choices, or by compiled earliest completion."""
-    if dispatch is None:
-        return CompiledDispatch(simulator)
-    environment = DispatchEnvironment(simulator, random=np.random.default_rng(0))
-    return PolicyDispatch(environment, TorchDispatch(dispatch, sampling_temperature=0.0))
+def dispatch_by(actor: DispatchActor | None) -> DispatchPolicy:
+    """An actor's best choices; without an actor earliest completion."""
+    return EarliestCompletion() if actor is None else TorchDispatch(actor, sampling_temperature=0.0)

@@ -33,8 +33,8 @@ from policy_server.policies.orchestration.plan import OrchestrationOptions
 from policy_server.policies.orchestration.policy import OrchestrationPolicy
 from policy_server.policies.orchestration.rules import heuristic_orchestration
 from policy_server.runtime.bundle import find_bundles, manifest_digest
-from training.environments.dispatch import DispatchEnvironment
-from training.environments.orchestration import OrchestrationEnvironment, PolicyDispatch, decided
+from training.environments.compiled_dispatch import slot_stepper
+from training.environments.orchestration import OrchestrationEnvironment, decided
 from training.evaluation.dispatch import LEARNED, NATIVE, learned_dispatch
 from training.evaluation.statistics import Estimate, estimate
 from training.orchestration_scenarios import (
@@ -440,7 +440,7 @@ def _environment(
     simulator = orchestration_simulator(scenarios, evaluation.setting)
     return OrchestrationEnvironment(
         simulator,
-        PolicyDispatch(DispatchEnvironment(simulator, random=np.random.default_rng(0)), dispatch),
+        slot_stepper(simulator, dispatch),
         options=OrchestrationOptions(maximum_actions=maximum_actions),
     )
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from policy_server.features.schema import FeatureSchema
 
-_CLIP = 6.0
+NORMALISED_BOUND = 6.0
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Normaliser(nn.Module):
     def forward(self, values: Tensor) -> Tensor:
         """float32 [rows, width] -> float32 [rows, width]."""
         squashed = torch.sign(values) * torch.log1p(torch.abs(values))
-        return torch.clamp((squashed - self.mean) * self.scale, -_CLIP, _CLIP)
+        return torch.clamp((squashed - self.mean) * self.scale, -NORMALISED_BOUND, NORMALISED_BOUND)
 
     @torch.no_grad()
     def fit(self, values: Tensor) -> None:
