@@ -12,6 +12,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from training.bundle_names import DISPATCH_BUNDLE, JOINT_DISPATCH_BUNDLE
 from training.hyperparameters import command_line, given_hyperparameters, hyperparameter_options
 from training.options import (
     bundle_options,
@@ -39,6 +40,7 @@ from training.algorithms.cmmac import CmmacConfig  # isort: skip
 from training.algorithms.gpg import GpgConfig  # isort: skip
 from training.orchestration_commands import (  # isort: skip
     evaluate_joint,
+    joint_command,
     train_jointly,
     train_orchestration,
 )
@@ -277,12 +279,16 @@ def export_command(
     evaluations: tuple[Path, ...],
     as_json: bool,
 ) -> None:
-    """Export a trained dispatch or orchestration policy as a model bundle, verified against torch."""
+    """Export a trained dispatch or orchestration policy as a model bundle, verified against torch.
+
+    The policy is named kais or kais-orchestration; dispatch that `policy-train joint` trained kais-joint.
+    """
     from policy_server.runtime.bundle import BundleError
     from training.checkpoints import DISPATCH, ORCHESTRATION, RunError, load_checkpoint, orchestrates
     from training.export import ExportError, write_dispatch_bundle, write_orchestration_bundle
 
     recorded = recorded_evaluations(evaluations)
+    command = joint_command(folder)
     try:
         if orchestrates(folder):
             gpg_config, gpg_state = load_checkpoint(folder, ORCHESTRATION)
@@ -291,7 +297,7 @@ def export_command(
                 root,
                 version=version,
                 sampling_temperature=sampling_temperature,
-                training=_training_record(gpg_config, gpg_state.frames, gpg_state.seconds),
+                training=_training_record(gpg_config, gpg_state.frames, gpg_state.seconds, command),
                 evaluation=recorded,
             )
         else:
@@ -299,9 +305,10 @@ def export_command(
             bundle = write_dispatch_bundle(
                 state.actor,
                 root,
+                policy=DISPATCH_BUNDLE if command is None else JOINT_DISPATCH_BUNDLE,
                 version=version,
                 sampling_temperature=sampling_temperature,
-                training=_training_record(config, state.decisions, state.seconds),
+                training=_training_record(config, state.decisions, state.seconds, command),
                 evaluation=recorded,
             )
     except (RunError, ExportError, BundleError) as error:
@@ -312,14 +319,17 @@ def export_command(
         _notices.print(f"exported {bundle}")
 
 
-def _training_record(config: CmmacConfig | GpgConfig, steps: int, seconds: float) -> TrainingRecord:
+def _training_record(
+    config: CmmacConfig | GpgConfig, steps: int, seconds: float, command: str | None
+) -> TrainingRecord:
     import torch
 
     from policy_server.runtime.manifest import TrainingRecord
 
-    scenario = "" if isinstance(config, CmmacConfig) else "orchestration scenarios of "
+    alone = isinstance(config, CmmacConfig) and command is None
+    scenario = "" if alone else "orchestration scenarios of "
     return TrainingRecord(
-        command=training_command(config),
+        command=command or training_command(config),
         seed=config.seed,
         data=f"generated patterns {', '.join(Pattern)}, training seeds, {scenario}presets "
         f"{', '.join(dict.fromkeys(config.presets))}",

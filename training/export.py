@@ -34,11 +34,11 @@ from policy_server.runtime.graph_contract import (
 from policy_server.runtime.manifest import TrainingRecord
 from policy_server.runtime.session import ModelSession
 from policy_server.runtime.signature import Signature
+from training.bundle_names import DISPATCH_BUNDLE, ORCHESTRATION_BUNDLE
 from training.networks.dispatch import DispatchActor
 from training.networks.orchestration import OrchestrationActor
 
 OPSET = 18
-ORCHESTRATION_BUNDLE = "kais-orchestration"
 TOLERANCE = 1e-5
 MARGIN = 1e-4
 SIZES = (1, 2, 3, 7, 64, 500)
@@ -121,12 +121,13 @@ def write_dispatch_bundle(
     actor: DispatchActor,
     root: Path,
     *,
+    policy: str = DISPATCH_BUNDLE,
     version: str,
     sampling_temperature: float,
     training: TrainingRecord,
     evaluation: Mapping[str, Any],
 ) -> Path:
-    """Exports an actor and writes ``root/kais/version``; the directory.
+    """Exports an actor and writes ``root/policy/version``; the directory.
 
     Raises:
         ExportError: see :func:`export_dispatch`.
@@ -135,7 +136,7 @@ def write_dispatch_bundle(
     exported = export_dispatch(actor)
     return write_bundle(
         root,
-        policy="kais",
+        policy=policy,
         version=version,
         kind="dispatch",
         models=exported.models,

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from training.algorithms.gpg import GpgConfig
 from training.algorithms.two_scales import JointConfig
-from training.hyperparameters import given_hyperparameters, hyperparameter_options
+from training.hyperparameters import command_line, given_hyperparameters, hyperparameter_options
 from training.options import scenario_options
 from training.orchestration_scenarios import DEFAULT_SETTING, DEFAULT_STEPS
 from training.progress import progress_bar
@@ -191,7 +191,7 @@ def train_jointly(
     from training.algorithms import two_scales
     from training.algorithms.runners import RunnerError, start_runners
     from training.checkpoints import ORCHESTRATION, RunError, create_run, load_checkpoint, save_checkpoint
-    from training.orchestration_validation import OrchestrationValidation
+    from training.orchestration_validation import OrchestrationValidation, ValidationFigures
     from training.restore import shipped_dispatch
 
     torch.set_num_threads(threads)
@@ -208,44 +208,70 @@ def train_jointly(
     except (RunError, RunnerError, BundleError, LookupError, ValueError) as error:
         raise click.ClickException(str(error)) from None
     state = two_scales.JointState(cmmac_config, cmmac_state, gpg_config, gpg_state)
+    found: list[ValidationFigures] = []
 
     def validate(pair: two_scales.JointState) -> float:
         validation = OrchestrationValidation(
             preset=gpg_config.presets[0], steps=gpg_config.steps, dispatch=pair.dispatch.actor
         )
-        return validation.actor(pair.orchestration.actor).score(gpg_config.cost_weight)
+        found.append(validation.actor(pair.orchestration.actor))
+        return found[-1].score(config.cost_weight)
+
+    def write_summary() -> dict[str, Any]:
+        scores = [figures.score(config.cost_weight) for figures in found]
+        summary = {
+            "run": str(folder),
+            "command": command_line(
+                ("policy-train", "joint", "--run", "RUN", "--orchestration-run", "ORCHESTRATION_RUN"), config
+            ),
+            "config": asdict(config),
+            "validation": [asdict(figures) for figures in found],
+            "validation_scores": scores,
+            "best_round": scores.index(max(scores)),
+        }
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / JOINT_FILE).write_text(json.dumps(summary, indent=2) + "\n")
+        return summary
 
     with started_runners, progress_bar() as progress:
         task = progress.add_task(config.schedule, total=config.rounds, figures="validating the pair given")
 
         def on_round(number: int, pair: two_scales.JointState, rate: float) -> None:
-            progress.update(task, completed=number, figures=f"validation throughput rate {rate:.4f}")
+            progress.update(
+                task, completed=number, figures=f"validation throughput rate {found[-1].throughput_rate:.4f}"
+            )
+            write_summary()
 
         try:
-            rates = two_scales.train(config, state, started_runners, validate, on_round=on_round)
+            two_scales.train(config, state, started_runners, validate, on_round=on_round)
         except RunnerError as error:
             raise click.ClickException(str(error)) from None
     create_run(folder / "dispatch", cmmac_config)
     save_checkpoint(folder / "dispatch", state.dispatch)
     create_run(folder / "orchestration", gpg_config)
     save_checkpoint(folder / "orchestration", state.orchestration)
-    summary = {
-        "run": str(folder),
-        "config": asdict(config),
-        "validation_throughput_rates": rates,
-        "best_round": rates.index(max(rates)),
-    }
-    (folder / JOINT_FILE).write_text(json.dumps(summary, indent=2) + "\n")
+    summary = write_summary()
     if as_json:
         click.echo(json.dumps(summary))
-    else:
-        _notices.print(
-            f"{config.schedule}: validation throughput rate {rates[0]:.4f} before, best {max(rates):.4f} after round "
-            f"{rates.index(max(rates))} of {config.rounds}; the pair is in {folder}"
-        )
+        return
+    best = found[summary["best_round"]]
+    _notices.print(
+        f"{config.schedule}: validation throughput rate {found[0].throughput_rate:.4f} at "
+        f"{found[0].moved_per_payload:.3f} bytes moved per byte of payload before, best {best.throughput_rate:.4f} at "
+        f"{best.moved_per_payload:.3f} after round {summary['best_round']} of {config.rounds}; the pair is in {folder}"
+    )
 
 
 JOINT_FILE = "joint.json"
+
+
+def joint_command(run: Path) -> str | None:
+    """The command that trained a half of a pair; None for a run of its own."""
+    summary = run.resolve().parent / JOINT_FILE
+    if not summary.exists():
+        return None
+    command: str = json.loads(summary.read_text())["command"]
+    return command
 
 
 def _labelled(context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, Path]:

@@ -114,20 +114,20 @@ class PolicyFigures:
         return figures
 
 
-def learned_dispatch(models: Path | None) -> OnnxDispatch:
-    """The latest version of the learned policy.
+def learned_dispatch(models: Path | None, policy: str = LEARNED) -> OnnxDispatch:
+    """The latest version of a learned policy.
 
     Raises:
         LookupError: there is none.
         BundleError: it cannot be loaded.
     """
     bundles = find_bundles(models)
-    if not bundles.get(LEARNED):
+    if not bundles.get(policy):
         raise LookupError(
-            f"policies: no model bundle {LEARNED!r} in {models or 'the package'}; export one with "
+            f"policies: no model bundle {policy!r} in {models or 'the package'}; export one with "
             "`policy-train export`, or leave it out with --policies"
         )
-    return OnnxDispatch(bundles[LEARNED][0].load())
+    return OnnxDispatch(bundles[policy][0].load())
 
 
 def evaluate(

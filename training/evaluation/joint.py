@@ -33,6 +33,7 @@ from policy_server.policies.orchestration.plan import OrchestrationOptions
 from policy_server.policies.orchestration.policy import OrchestrationPolicy
 from policy_server.policies.orchestration.rules import heuristic_orchestration
 from policy_server.runtime.bundle import find_bundles, manifest_digest
+from training.bundle_names import JOINT_DISPATCH_BUNDLE, ORCHESTRATION_BUNDLE
 from training.environments.compiled_dispatch import slot_stepper
 from training.environments.orchestration import OrchestrationEnvironment, decided
 from training.evaluation.dispatch import LEARNED, NATIVE, learned_dispatch
@@ -49,7 +50,8 @@ from training.workloads.patterns import Pattern
 from training.workloads.seeds import held_out_seed
 from training.workloads.traces.windows import Split
 
-ORCHESTRATION_BUNDLE = "kais-orchestration"
+ALONE = f"{LEARNED}-alone"
+"""Dispatch that was trained without orchestration, on other scenarios."""
 OURS = f"{LEARNED}+{LEARNED}"
 REFERENCE = f"{NATIVE}+{NATIVE}"
 DEFAULT_COMBINATIONS = (
@@ -58,6 +60,7 @@ DEFAULT_COMBINATIONS = (
     f"{LEARNED}+{NATIVE}",
     f"{LEARNED}+greedy",
     f"{LEARNED}+static",
+    f"{ALONE}+{LEARNED}",
     "firmament+native",
     "gsp-ss+gsp-ss",
     "greedy+greedy",
@@ -292,9 +295,11 @@ def combination(evaluation: JointEvaluation, name: str) -> Combination:
     folders = {**evaluation.others, LEARNED: evaluation.models}
     models: list[str] = []
     requests: DispatchPolicy
-    if dispatch in folders:
-        requests = learned_dispatch(folders[dispatch])
-        models.append(_digest(LEARNED, folders[dispatch]))
+    if dispatch in folders or dispatch == ALONE:
+        folder = folders[LEARNED if dispatch == ALONE else dispatch]
+        bundle = LEARNED if dispatch == ALONE else joint_dispatch(folder)
+        requests = learned_dispatch(folder, bundle)
+        models.append(_digest(bundle, folder))
     else:
         requests = heuristic_dispatch(dispatch)
     policy: OrchestrationPolicy
@@ -307,6 +312,11 @@ def combination(evaluation: JointEvaluation, name: str) -> Combination:
     return Combination(
         requests, policy, int(steps) if at else evaluation.steps if limited else None, tuple(models)
     )
+
+
+def joint_dispatch(models: Path | None) -> str:
+    """The bundle behind ``kais`` dispatch: the half trained with orchestration; without one that trained alone."""
+    return JOINT_DISPATCH_BUNDLE if find_bundles(models).get(JOINT_DISPATCH_BUNDLE) else LEARNED
 
 
 def _digest(name: str, models: Path | None) -> str:
