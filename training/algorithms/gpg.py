@@ -48,7 +48,7 @@ class GpgConfig:
 
     seed: int = 0
     """Of the networks, the systems, the requests and the sampling."""
-    updates: int = 40
+    updates: int = 30
     """Batches of episodes to learn from after the warm start."""
     scenarios: int = 6
     """Scenarios per batch."""
@@ -60,11 +60,11 @@ class GpgConfig:
     """Mean request rate as a multiple of the preset's reference rate, drawn uniformly per scenario."""
     initial_replicas_range: tuple[float, float] = (0.8, 2.4)
     """Replicas at the start per edge node, drawn uniformly per job of scenarios."""
-    steps: int = 4
+    steps: int = 8
     """H: nodes picked per frame and system (KaiS: 2); the policy may be asked for more later."""
     frames: int = 12
     """Length of an episode."""
-    cost_weight: float = 0.02
+    cost_weight: float = 0.1
     """Price of moved bytes in the reward."""
     discount: float = 0.9
     """Per frame."""

@@ -59,13 +59,13 @@ class JointConfig:
     """See :mod:`training.algorithms.two_scales`."""
     rounds: int = 4
     """Rounds; each ends with a validation."""
-    orchestration_updates: int = 3
+    orchestration_updates: int = 5
     """Updates of orchestration per round."""
-    dispatch_updates: int = 20
+    dispatch_updates: int = 16
     """Updates of dispatch per round."""
-    cost_weight: float = 0.1
+    cost_weight: float = 0.2
     """Price of moving as many bytes as requests bring, where answering all of them in time is worth 1."""
-    dispatch_learning_rate: float = 7e-4
+    dispatch_learning_rate: float = 1e-3
     """At the start; falls to a tenth over all rounds."""
     orchestration_learning_rate: float = 5e-4
     """At the start; falls to a tenth over all rounds."""

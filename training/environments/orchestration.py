@@ -33,7 +33,7 @@ from training.simulator.metrics import SlotOutcome
 from training.simulator.simulator import VectorSimulator
 from training.simulator.state import RequestStatus
 
-DEFAULT_COST_WEIGHT = 0.02
+DEFAULT_COST_WEIGHT = 0.1
 
 
 class SlotStepper(Protocol):
