@@ -27,8 +27,9 @@ $(STAMP): pyproject.toml constraints.txt
 	} || echo "h2load is missing: policy-bench uses a slower client. Debian has it: apt-get install nghttp2-client"
 	touch $@
 
-demo: env ## Serve the shipped policies: dispatch a trace, scale through an hour with a burst; compare with baselines.
+demo: env ## Serve the shipped policies: dispatch a trace, orchestrate, scale through an hour; compare with baselines.
 	$(RUN)/policy-bench demo
+	$(RUN)/policy-bench demo-orchestrate
 	$(RUN)/policy-bench demo-scale
 
 demo-envoy: env ## A real Envoy with our endpoint picker, against Envoy's own balancing, on back ends of changing speed.

@@ -15,6 +15,7 @@ from bench.console_support import errors_reported, progress
 from bench.demo_command import demo_command
 from bench.envoy.demo_command import demo_envoy_command
 from bench.flavours import COMPARED_FLAVOURS, SERVER_FLAVOUR, Flavour, parse_flavour
+from bench.orchestration_demo_command import orchestration_demo_command
 from bench.scaling_demo_command import scaling_demo_command
 
 if TYPE_CHECKING:
@@ -506,6 +507,7 @@ def _print(tables: RenderableType) -> None:
 
 main.add_command(demo_command)
 main.add_command(demo_envoy_command)
+main.add_command(orchestration_demo_command)
 main.add_command(scaling_demo_command)
 
 if __name__ == "__main__":

@@ -44,6 +44,8 @@ FORBIDDEN = {
 SIMULATING = {
     "bench/demo.py",
     "bench/demo_command.py",
+    "bench/orchestration_demo.py",
+    "bench/orchestration_demo_command.py",
     "bench/scaling_demo.py",
     "bench/scaling_demo_command.py",
 }

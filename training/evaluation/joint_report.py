@@ -43,25 +43,99 @@ def add_to_report(folder: Path, evaluation: Evaluation, runs: Mapping[str, Path]
     ]
     for preset in presets:
         of_preset = [entry for entry in evaluations if entry["preset"] == preset]
+        names = _names(of_preset)
+        ablations = [name for name in names if is_ablation(name)]
         parts.append(f"## {preset}\n")
-        for figure, title in (
-            ("throughput_rate", "Throughput rate"),
-            ("scheduling_cost", "Scheduling cost / native+native"),
-            ("kais_advantage", f"Throughput rate of {OURS} minus that of the combination, paired by seed"),
-            ("kais_cost_ratio", f"Cost of {OURS} over that of the combination, paired by seed"),
-        ):
-            parts.append(f"{title}:\n\n{_table(of_preset, figure)}\n")
-        for figure, label in (
-            ("throughput_rate", "throughput rate"),
-            ("scheduling_cost", "cost / native+native"),
-        ):
-            picture = folder / f"{preset}-{figure}.png"
-            _plot(of_preset, figure, label, f"{preset}: {label} by workload", picture)
-            parts.append(f"![{label}]({picture.name})\n")
+        parts += _section(folder, preset, of_preset, [name for name in names if name not in ablations])
+        if ablations:
+            parts.append(f"### {preset}, ablations\n\n{_ABLATIONS}\n")
+            parts += _section(folder, f"{preset}-ablations", of_preset, [OURS, *ablations])
+        curve = _actions_curve(folder, preset, of_preset)
+        parts += [f"![most actions per frame]({curve.name})\n"] if curve else []
     parts += [f"## Learning\n\n![learning curves]({curves.name})\n"] if curves else []
     report = folder / REPORT_FILE
     report.write_text("\n".join(parts))
     return report
+
+
+_ABLATIONS = (
+    "One time scale in place of two: `kais+static` decides every slot only, `native+kais` and `greedy+kais` every "
+    "frame only. `kais-alone+kais` has halves that were trained apart, `@H` takes at most H actions per frame, other "
+    "names are models trained otherwise."
+)
+_PLAIN = {"kais", "gsp-ss", "native", "greedy", "firmament", "static"}
+
+
+def is_ablation(name: str) -> bool:
+    """Whether a combination is ours with a part missing or changed, and not a baseline."""
+    dispatch, _, orchestration = name.partition("+")
+    if name == OURS:
+        return False
+    changed = not {dispatch, orchestration} <= _PLAIN
+    one_time_scale = name in {"kais+static", "native+kais", "greedy+kais"}
+    return one_time_scale or (changed and "kais" in {dispatch, orchestration.partition("@")[0]})
+
+
+def _section(folder: Path, stem: str, evaluations: Sequence[Evaluation], names: Sequence[str]) -> list[str]:
+    """Tables and plots of some combinations."""
+    parts = [
+        f"{title}:\n\n{_table(evaluations, figure, names)}\n"
+        for figure, title in (
+            ("throughput_rate", "Throughput rate"),
+            ("scheduling_cost", "Scheduling cost / native+native"),
+            ("pulled_cost", "Of it images pulled"),
+            ("kais_advantage", f"Throughput rate of {OURS} minus that of the combination, paired by seed"),
+            ("kais_cost_ratio", f"Cost of {OURS} over that of the combination, paired by seed"),
+        )
+    ]
+    for figure, label in (
+        ("throughput_rate", "throughput rate"),
+        ("scheduling_cost", "cost / native+native"),
+    ):
+        picture = folder / f"{stem}-{figure}.png"
+        _plot(evaluations, names, figure, label, f"{stem}: {label} by workload", picture)
+        parts.append(f"![{label}]({picture.name})\n")
+    return parts
+
+
+def _actions_curve(folder: Path, preset: str, evaluations: Sequence[Evaluation]) -> Path | None:
+    """Throughput rate and cost over H, where several were evaluated."""
+    limits: dict[int, str] = {}
+    for evaluation in evaluations:
+        for name in evaluation["policies"]:
+            combination, at, steps = name.partition("@")
+            if combination == OURS:
+                limits[int(steps) if at else evaluation["steps"]] = name
+    if len(limits) < 3:
+        return None
+    picture, axes = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    for axis, figure, label in zip(
+        axes, ("throughput_rate", "scheduling_cost"), ("throughput rate", "cost / native+native"), strict=True
+    ):
+        for evaluation in evaluations:
+            points = [
+                (steps, evaluation["policies"][name][figure])
+                for steps, name in sorted(limits.items())
+                if name in evaluation["policies"]
+            ]
+            means = [value["mean"] for _, value in points]
+            halves = [(value["ci95"][1] - value["ci95"][0]) / 2 for _, value in points]
+            axis.errorbar(
+                [steps for steps, _ in points],
+                means,
+                halves,
+                marker="o",
+                capsize=2,
+                label=evaluation["workload"],
+            )
+        axis.set_xlabel("H, most actions per frame")
+        axis.set_ylabel(label)
+        axis.grid(alpha=0.3)
+    axes[0].legend()
+    path = folder / f"{preset}-actions.png"
+    picture.savefig(path, dpi=130)
+    plt.close(picture)
+    return path
 
 
 def _column(evaluation: Evaluation) -> str:
@@ -78,10 +152,10 @@ def _names(evaluations: Sequence[Evaluation]) -> list[str]:
     return sorted(rates, key=lambda name: -sum(rates[name]) / len(rates[name]))
 
 
-def _table(evaluations: Sequence[Evaluation], figure: str) -> str:
+def _table(evaluations: Sequence[Evaluation], figure: str, names: Sequence[str]) -> str:
     heading = ["combination", *map(_column, evaluations)]
     lines = ["| " + " | ".join(heading) + " |", "| --- " + "| ---: " * len(evaluations) + "|"]
-    for name in _names(evaluations):
+    for name in names:
         cells = []
         for evaluation in evaluations:
             value = evaluation["policies"].get(name, {}).get(figure)
@@ -96,8 +170,9 @@ def _table(evaluations: Sequence[Evaluation], figure: str) -> str:
     return "\n".join(lines)
 
 
-def _plot(evaluations: Sequence[Evaluation], figure: str, label: str, title: str, path: Path) -> None:
-    names = _names(evaluations)
+def _plot(
+    evaluations: Sequence[Evaluation], names: Sequence[str], figure: str, label: str, title: str, path: Path
+) -> None:
     picture, axes = plt.subplots(figsize=(11, 5.5), layout="constrained")
     width = 0.85 / max(len(names), 1)
     for row, name in enumerate(names):
