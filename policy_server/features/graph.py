@@ -47,7 +47,7 @@ from policy_server.cluster.snapshot import (
     ReplicaState,
     Snapshot,
 )
-from policy_server.features.load_table import LoadTable, TopologyTable
+from policy_server.features.load_table import LoadTable, TopologyTable, float32_columns
 from policy_server.features.orchestration_schema import ORCHESTRATION_SCHEMA
 
 _GIBIBYTE = 2.0**30
@@ -63,7 +63,14 @@ class OrchestrationTopology:
         node_pulls_images: bool [N], whether a node can get an image it does not have: a link leads from a cloud to its
             access point, or the system knows no cloud and images come from elsewhere.
         replica_pair: int64 [R], ``node * W + service`` of each replica.
+        replica_demand: int64 [R], ``access point * W + service`` of each replica.
         replica_is_edge: bool [R].
+        node_cpu_millicores: float64 [N].
+        node_memory_bytes: float64 [N].
+        node_power_millicores: float64 [N], CPU x speed.
+        node_replica_memory_bytes: float64 [N], that the replicas of each node hold by their services.
+        service_cpu_millicores: float64 [W].
+        service_memory_bytes: float64 [W].
     """
 
     def __init__(self, static: TopologyTable) -> None:
@@ -76,7 +83,22 @@ class OrchestrationTopology:
         self.replica_pair: Int64Array = (
             topology.replicas.node.astype(np.int64) * self.services + topology.replicas.service
         )
+        self.replica_demand: Int64Array = (
+            static.replica_access_point.astype(np.int64) * self.services + topology.replicas.service
+        )
         self.replica_is_edge: BoolArray = self.node_is_edge[topology.replicas.node]
+        self.node_cpu_millicores: Float64Array = nodes.cpu_millicores.astype(np.float64)
+        self.node_memory_bytes: Float64Array = nodes.memory_bytes.astype(np.float64)
+        self.node_power_millicores: Float64Array = self.node_cpu_millicores * nodes.speed
+        self.service_cpu_millicores: Float64Array = topology.services.cpu_millicores.astype(np.float64)
+        self.service_memory_bytes: Float64Array = topology.services.memory_bytes.astype(np.float64)
+        self.node_replica_memory_bytes: Float64Array = np.bincount(
+            topology.replicas.node,
+            self.service_memory_bytes[topology.replicas.service],
+            len(nodes.names),
+        ).astype(np.float64, copy=False)
+        # Access points are listed system by system.
+        self._present_systems, self._first_access_point = np.unique(access_points.system, return_index=True)
         from_cloud = np.flatnonzero(access_points.is_cloud[links.source])
         self.image_link: Int64Array = np.full(len(access_points.names), -1, np.int64)
         self.image_link[links.target[from_cloud]] = from_cloud
@@ -102,6 +124,44 @@ class OrchestrationTopology:
         rows = np.flatnonzero(self.node_is_edge)
         order = rows[np.argsort(group[rows], kind="stable")]
         return np.split(order, np.cumsum(np.bincount(group[rows], minlength=groups))[:-1])[:groups]
+
+    def per_system(self, values: NDArray[Any]) -> Float64Array:
+        """float64 [..., S, W]: sums of rows of access points, [..., A, W]."""
+        sums = np.zeros((*values.shape[:-2], self.static.topology.system_count, self.services))
+        if len(self._present_systems):
+            sums[..., self._present_systems, :] = np.add.reduceat(values, self._first_access_point, axis=-2)
+        return sums
+
+    @cached_property
+    def access_point_cpu_millicores(self) -> Float64Array:
+        """float64 [A]: CPU of each access point's nodes, at least 1."""
+        return np.maximum(self.static.access_point_cpu_millicores.astype(np.float64), 1.0)
+
+    @cached_property
+    def edge_cpu_millicores(self) -> Float64Array:
+        """float64 [S]: CPU of each system's edge nodes, at least 1."""
+        topology = self.static.topology
+        cpu = topology.nodes.cpu_millicores * self.node_is_edge
+        return np.maximum(np.bincount(self.node_system, cpu, topology.system_count), 1.0)
+
+    @cached_property
+    def demand_constants(self) -> Float32Array:
+        """float32 [A, W, columns]: the last columns of the demands' features, which are the services' own."""
+        services = self.static.topology.services
+        execution = services.execution_seconds.astype(np.float64)
+        deadline = services.deadline_seconds.astype(np.float64)
+        slack = self._cloud_slack(execution, deadline)
+        own = (services.cpu_millicores / 1000.0, services.memory_bytes / _GIBIBYTE, execution, deadline)
+        columns = (*(np.broadcast_to(column, slack.shape) for column in own), slack)
+        return np.stack(columns, axis=2).astype(np.float32)
+
+    def _cloud_slack(self, execution: Float64Array, deadline: Float64Array) -> Float64Array:
+        topology, link = self.static.topology, self.static.cloud_link
+        round_trip = 2.0 * topology.links.delay_seconds.astype(np.float64)[link[link >= 0]]
+        slack = np.full((len(link), self.services), -1.0)
+        slack[link >= 0] = np.maximum(1.0 - (round_trip[:, None] + execution) / deadline, -1.0)
+        slack[topology.access_points.is_cloud] = np.maximum(1.0 - execution / deadline, -1.0)
+        return slack
 
     @cached_property
     def edges(self) -> dict[str, Int64Array]:
@@ -169,14 +229,21 @@ class OrchestrationGraph:
         return idle
 
     @cached_property
-    def node_live(self) -> Int64Array:
-        """int64 [N, W]: replicas that do not drain."""
-        return self._per_pair(self.live)
+    def node_counts(self) -> Int64Array:
+        """int64 [states, N, W]: replicas in each :class:`ReplicaState`."""
+        return self._per_state(self.topology.replica_pair, len(self.snapshot.topology.nodes.names))
 
     @cached_property
-    def node_starting(self) -> Int64Array:
-        """int64 [N, W]: replicas that are starting."""
-        return self._per_pair(self.snapshot.load.replica_state == ReplicaState.STARTING)
+    def access_point_counts(self) -> Int64Array:
+        """int64 [states, A, W]: replicas in each :class:`ReplicaState`, on each access point's nodes."""
+        return self._per_state(self.topology.replica_demand, len(self.snapshot.topology.access_points.names))
+
+    @cached_property
+    def node_live(self) -> Int64Array:
+        """int64 [N, W]: replicas that do not drain."""
+        starting, ready, _ = self.node_counts
+        live: Int64Array = starting + ready
+        return live
 
     @cached_property
     def demand_millicores(self) -> Float64Array:
@@ -187,28 +254,29 @@ class OrchestrationGraph:
     @cached_property
     def system_demand_millicores(self) -> Float64Array:
         """float64 [S, W]: demand at all access points of each system."""
-        return self.per_system(self.demand_millicores)
+        return self.topology.per_system(self.demand_millicores)
 
     @cached_property
     def system_live(self) -> Float64Array:
         """float64 [S, W]: replicas on all nodes of each system, the cloud's included, that do not drain."""
-        return self.per_system(self.access_point_live)
+        return self.topology.per_system(self.access_point_live)
+
+    @cached_property
+    def system_counts(self) -> Int64Array:
+        """int64 [states, S, W]: replicas in each :class:`ReplicaState`, on all nodes, the cloud's included."""
+        return self.topology.per_system(self.access_point_counts).astype(np.int64)
 
     @cached_property
     def access_point_live(self) -> Float64Array:
         """float64 [A, W]: replicas on each access point's nodes that do not drain."""
-        return self._per_access_point(self.live)
+        starting, ready, _ = self.access_point_counts
+        live: Float64Array = (starting + ready).astype(np.float64)
+        return live
 
     @cached_property
     def access_point_waiting_work(self) -> Float64Array:
         """float64 [A, W]: CPU x execution time of the requests queued at each access point's replicas."""
         return self._per_access_point(self._replica_waiting_work)
-
-    @cached_property
-    def edge_cpu_millicores(self) -> Float64Array:
-        """float64 [S]: CPU of each system's edge nodes, at least 1."""
-        cpu = self.snapshot.topology.nodes.cpu_millicores * self.topology.node_is_edge
-        return np.maximum(np.bincount(self.topology.node_system, cpu, self.systems), 1.0)
 
     @property
     def systems(self) -> int:
@@ -218,71 +286,60 @@ class OrchestrationGraph:
     @cached_property
     def replica_capacity_millicores(self) -> Float64Array:
         """float64 [R]: see the module's formulas; 0 for those that drain."""
-        nodes, node = self.snapshot.topology.nodes, self.snapshot.topology.replicas.node
-        sharing = np.bincount(node[self.live], minlength=len(nodes.names))
-        power = nodes.cpu_millicores.astype(np.float64) * nodes.speed
-        return np.where(self.live, power[node] / np.maximum(sharing, 1)[node], 0.0)
+        node = self.snapshot.topology.replicas.node
+        sharing = np.bincount(node[self.live], minlength=len(self.topology.node_power_millicores))
+        capacity = self.topology.node_power_millicores / np.maximum(sharing, 1)
+        return np.where(self.live, capacity[node], 0.0)
 
     @cached_property
     def node_features(self) -> Float32Array:
         """float32 [N, len(ORCHESTRATION_SCHEMA.node)]."""
-        nodes, state = self.snapshot.topology.nodes, self.snapshot.load.replica_state
-        node = self.snapshot.topology.replicas.node
-        counts = [
-            np.bincount(node[chosen], minlength=len(nodes.names))
-            for chosen in (
-                self.live,
-                state == ReplicaState.STARTING,
-                state == ReplicaState.DRAINING,
-                self.idle,
-            )
-        ]
-        left = (nodes.memory_bytes - self.snapshot.load.node_memory_used_bytes) / _GIBIBYTE
-        return np.column_stack(
-            (self.table.node_features, left, *(np.log1p(count) for count in counts))
-        ).astype(np.float32)
+        nodes, table = self.snapshot.topology.nodes, self.table
+        starting, ready, draining = self.node_counts.sum(axis=2)
+        idle = np.bincount(self.snapshot.topology.replicas.node[self.idle], minlength=len(ready))
+        return float32_columns(
+            *table.node_features.T,
+            (nodes.memory_bytes - self.snapshot.load.node_memory_used_bytes) / _GIBIBYTE,
+            np.log1p(starting + ready),
+            np.log1p(starting),
+            np.log1p(draining),
+            np.log1p(idle),
+        )
 
     @cached_property
     def demand_features(self) -> Float32Array:
         """float32 [A * W, len(ORCHESTRATION_SCHEMA.demand)]."""
-        topology, load = self.snapshot.topology, self.snapshot.load
-        services, system = topology.services, topology.access_points.system
-        shape = (len(topology.access_points.names), self.services)
-        ready, edge = self.table.ready, self.topology.replica_is_edge
-        own_cpu = np.maximum(self.table.static.access_point_cpu_millicores.astype(np.float64), 1.0)[:, None]
-        system_cpu = self.edge_cpu_millicores[:, None]
-        waiting = self.access_point_waiting_work
-        execution = services.execution_seconds.astype(np.float64)
-        deadline = services.deadline_seconds.astype(np.float64)
+        access_points, topology = self.snapshot.topology.access_points, self.topology
+        system, is_cloud = access_points.system, access_points.is_cloud[:, None]
+        own_cpu, system_cpu = (
+            topology.access_point_cpu_millicores[:, None],
+            topology.edge_cpu_millicores[:, None],
+        )
         demand, system_demand = self.demand_millicores, self.system_demand_millicores
-        capacity = self.replica_capacity_millicores
-
-        def of_system(values: Float64Array) -> Float64Array:
-            return values[system]
-
+        starting, ready, _ = self.access_point_counts
+        waiting = self.access_point_waiting_work
+        capacity = self._per_access_point(self.replica_capacity_millicores * self.table.ready)
+        edge_capacity, system_waiting, edge_ready, cloud_ready = topology.per_system(
+            np.stack((capacity * ~is_cloud, waiting, ready * ~is_cloud, ready * is_cloud))
+        )
         columns = (
             demand / own_cpu,
-            _pressure(demand, self._per_access_point(capacity * ready)),
-            of_system(system_demand / system_cpu),
-            of_system(
-                _pressure(system_demand, self.per_system(self._per_access_point(capacity * ready * edge)))
-            ),
+            _pressure(demand, capacity),
+            (system_demand / system_cpu)[system],
+            _pressure(system_demand, edge_capacity)[system],
             waiting / own_cpu,
-            of_system(self.per_system(waiting) / system_cpu),
-            np.log1p(self._per_access_point(ready)),
-            np.log1p(self._per_access_point(load.replica_state == ReplicaState.STARTING)),
-            of_system(np.log1p(self.per_system(self._per_access_point(ready & edge)))),
-            of_system(np.log1p(self.per_system(self._per_access_point(ready & ~edge)))),
-            np.broadcast_to(services.cpu_millicores / 1000.0, shape),
-            np.broadcast_to(services.memory_bytes / _GIBIBYTE, shape),
-            np.broadcast_to(execution, shape),
-            np.broadcast_to(deadline, shape),
-            self._cloud_slack(execution, deadline),
+            (system_waiting / system_cpu)[system],
+            np.log1p(ready),
+            np.log1p(starting),
+            np.log1p(edge_ready)[system],
+            np.log1p(cloud_ready)[system],
         )
-        features = np.empty((*shape, len(columns)), np.float32)
+        constants = topology.demand_constants
+        features = np.empty((*demand.shape, len(columns) + constants.shape[2]), np.float32)
         for position, column in enumerate(columns):
             features[:, :, position] = column
-        return features.reshape(shape[0] * shape[1], len(columns))
+        features[:, :, len(columns) :] = constants
+        return features.reshape(-1, features.shape[2])
 
     def pair_features(self, nodes: Int64Array) -> Float32Array:
         """What is known of each service on each of K nodes: what is known of its demand there, then of the pair.
@@ -303,7 +360,7 @@ class OrchestrationGraph:
         execution = services.execution_seconds / machines.speed[nodes, None]
         columns = (
             np.log1p(hosted),
-            np.log1p(self.node_starting[nodes]),
+            np.log1p(self.node_counts[ReplicaState.STARTING, nodes]),
             np.log1p(self._node_idle[nodes]),
             self._node_waiting_work[nodes] / cpu,
             services.cpu_millicores / cpu,
@@ -352,13 +409,11 @@ class OrchestrationGraph:
         ]
         return seconds
 
-    def _cloud_slack(self, execution: Float64Array, deadline: Float64Array) -> Float64Array:
-        link = self.table.static.cloud_link
-        round_trip = 2.0 * self.snapshot.topology.links.delay_seconds.astype(np.float64)[link[link >= 0]]
-        slack = np.full((len(link), self.services), -1.0)
-        slack[link >= 0] = np.maximum(1.0 - (round_trip[:, None] + execution) / deadline, -1.0)
-        slack[self.snapshot.topology.access_points.is_cloud] = np.maximum(1.0 - execution / deadline, -1.0)
-        return slack
+    def _per_state(self, rows: Int64Array, count: int) -> Int64Array:
+        """int64 [states, count, W]: replicas in each state, by the row of a ``[count, W]`` table each belongs to."""
+        size, states = count * self.services, len(ReplicaState)
+        in_state = rows + self.snapshot.load.replica_state.astype(np.int64) * size
+        return np.bincount(in_state, minlength=states * size).reshape(states, count, self.services)
 
     def _per_pair(self, chosen: BoolArray) -> Int64Array:
         shape = len(self.snapshot.topology.nodes.names), self.services
@@ -366,22 +421,8 @@ class OrchestrationGraph:
 
     def _per_access_point(self, values: NDArray[Any]) -> Float64Array:
         """float64 [A, W]: sums of a column of the replicas."""
-        topology = self.snapshot.topology
-        pair = (
-            self.table.static.replica_access_point.astype(np.int64) * self.services
-            + topology.replicas.service
-        )
-        return _sums(pair, values, (len(topology.access_points.names), self.services))
-
-    def per_system(self, values: Float64Array) -> Float64Array:
-        """float64 [S, W]: sums of rows of access points."""
-        system = self.snapshot.topology.access_points.system
-        sums = np.zeros((self.systems, self.services))
-        # Access points are listed system by system.
-        present, first = np.unique(system, return_index=True)
-        if len(present):
-            sums[present] = np.add.reduceat(values, first, axis=0)
-        return sums
+        shape = len(self.snapshot.topology.access_points.names), self.services
+        return _sums(self.topology.replica_demand, values, shape)
 
 
 def encoder_inputs(graphs: Sequence[OrchestrationGraph]) -> dict[str, NDArray[Any]]:

@@ -45,9 +45,8 @@ def expected_effects(graph: OrchestrationGraph, actions: Sequence[PlannedAction]
     """
     if not actions:
         return []
-    nodes = graph.snapshot.topology.nodes
-    system = graph.topology.node_system
-    capacity = nodes.cpu_millicores.astype(np.float64) * nodes.speed
+    system, capacity = graph.topology.node_system, graph.topology.node_power_millicores
+    image_bytes = graph.snapshot.topology.services.image_bytes
     demand = graph.system_demand_millicores
     counts = graph.node_live.astype(np.float64)
     totals = graph.system_live.copy()
@@ -56,29 +55,27 @@ def expected_effects(graph: OrchestrationGraph, actions: Sequence[PlannedAction]
     effects = []
     for planned in actions:
         node, service, of_system = planned.node, planned.service, int(system[planned.node])
-        members = np.flatnonzero(
-            (system == of_system) & (counts[:, service] > 0) | (np.arange(len(system)) == node)
-        )
-        before = load[members].copy()
-        utilisation_before = float(load[node] / capacity[node])
-        load[members] -= counts[members, service] * share[of_system, service]
+        involved = (counts[:, service] > 0) & (system == of_system)
+        involved[node] = True
+        members = np.flatnonzero(involved)
+        before, held, most = load[members], counts[members, service], capacity[members]
+        own = int(np.searchsorted(members, node))
         adds = isinstance(planned.action, AddReplica)
-        pulled = float(graph.snapshot.topology.services.image_bytes[service])
-        if not adds or counts[node, service] > 0:
-            pulled = 0.0
+        pulled_bytes = float(image_bytes[service]) if adds and held[own] == 0 else 0.0
+        after = before - held * share[of_system, service]
         step = 1 if adds else -1
-        counts[node, service] += step
+        held[own] += step
         totals[of_system, service] += step
         left = totals[of_system, service]
         share[of_system, service] = demand[of_system, service] / left if left > 0 else 0.0
-        load[members] += counts[members, service] * share[of_system, service]
+        after += held * share[of_system, service]
+        counts[node, service], load[members] = held[own], after
         effects.append(
             ExpectedEffect(
-                utilisation_before=utilisation_before,
-                utilisation_after=float(load[node] / capacity[node]),
-                excess_demand_change_millicores=_excess(load[members], capacity[members])
-                - _excess(before, capacity[members]),
-                pulled_bytes=pulled,
+                utilisation_before=float(before[own] / most[own]),
+                utilisation_after=float(after[own] / most[own]),
+                excess_demand_change_millicores=_excess(after, most) - _excess(before, most),
+                pulled_bytes=pulled_bytes,
             )
         )
     return effects
