@@ -259,7 +259,9 @@ class OrchestrationGraph:
     @cached_property
     def system_live(self) -> Float64Array:
         """float64 [S, W]: replicas on all nodes of each system, the cloud's included, that do not drain."""
-        return self.topology.per_system(self.access_point_live)
+        starting, ready, _ = self.system_counts
+        live: Float64Array = (starting + ready).astype(np.float64)
+        return live
 
     @cached_property
     def system_counts(self) -> Int64Array:
@@ -311,6 +313,7 @@ class OrchestrationGraph:
         """float32 [A * W, len(ORCHESTRATION_SCHEMA.demand)]."""
         access_points, topology = self.snapshot.topology.access_points, self.topology
         system, is_cloud = access_points.system, access_points.is_cloud[:, None]
+        is_edge = ~is_cloud
         own_cpu, system_cpu = (
             topology.access_point_cpu_millicores[:, None],
             topology.edge_cpu_millicores[:, None],
@@ -319,9 +322,10 @@ class OrchestrationGraph:
         starting, ready, _ = self.access_point_counts
         waiting = self.access_point_waiting_work
         capacity = self._per_access_point(self.replica_capacity_millicores * self.table.ready)
-        edge_capacity, system_waiting, edge_ready, cloud_ready = topology.per_system(
-            np.stack((capacity * ~is_cloud, waiting, ready * ~is_cloud, ready * is_cloud))
-        )
+        summed = np.empty((4, *demand.shape))
+        for position, values in enumerate((capacity * is_edge, waiting, ready * is_edge, ready * is_cloud)):
+            summed[position] = values
+        edge_capacity, system_waiting, edge_ready, cloud_ready = topology.per_system(summed)
         columns = (
             demand / own_cpu,
             _pressure(demand, capacity),
@@ -397,17 +401,14 @@ class OrchestrationGraph:
 
     def _pull_seconds(self, access_point: NDArray[np.integer[Any]]) -> Float64Array:
         """float64 [K, W]: time that pulling the image takes at these access points; 0 where no link leads there."""
-        topology, static = self.snapshot.topology, self.table.static
-        link = self.topology.image_link[access_point]
-        linked = link >= 0
-        seconds = np.zeros((len(access_point), self.services))
-        per_byte = static.inverse_bandwidth.astype(np.float64)[link[linked]]
-        backlog = self.snapshot.load.link_backlog_bytes[link[linked]]
-        delay = topology.links.delay_seconds[link[linked]]
-        seconds[linked] = (topology.services.image_bytes + backlog[:, None]) * per_byte[:, None] + delay[
-            :, None
-        ]
-        return seconds
+        topology = self.snapshot.topology
+        if not len(topology.links.source):
+            return np.zeros((len(access_point), self.services))
+        link = self.topology.image_link[access_point, None]
+        per_byte = self.table.static.inverse_bandwidth[link].astype(np.float64)
+        backlog, delay = self.snapshot.load.link_backlog_bytes[link], topology.links.delay_seconds[link]
+        seconds = (topology.services.image_bytes + backlog) * per_byte + delay
+        return np.where(link >= 0, seconds, 0.0)
 
     def _per_state(self, rows: Int64Array, count: int) -> Int64Array:
         """int64 [states, count, W]: replicas in each state, by the row of a ``[count, W]`` table each belongs to."""

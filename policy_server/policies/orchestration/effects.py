@@ -55,25 +55,27 @@ def expected_effects(graph: OrchestrationGraph, actions: Sequence[PlannedAction]
     effects = []
     for planned in actions:
         node, service, of_system = planned.node, planned.service, int(system[planned.node])
-        involved = (counts[:, service] > 0) & (system == of_system)
+        involved = counts[:, service] > 0
+        if graph.systems > 1:
+            involved &= system == of_system
+        adds = isinstance(planned.action, AddReplica)
+        pulled_bytes = 0.0 if involved[node] or not adds else float(image_bytes[service])
         involved[node] = True
         members = np.flatnonzero(involved)
-        before, held, most = load[members], counts[members, service], capacity[members]
-        own = int(np.searchsorted(members, node))
-        adds = isinstance(planned.action, AddReplica)
-        pulled_bytes = float(image_bytes[service]) if adds and held[own] == 0 else 0.0
-        after = before - held * share[of_system, service]
+        before, most = load[members], capacity[members]
+        utilisation_before = float(load[node] / capacity[node])
+        after = before - counts[members, service] * share[of_system, service]
         step = 1 if adds else -1
-        held[own] += step
+        counts[node, service] += step
         totals[of_system, service] += step
         left = totals[of_system, service]
         share[of_system, service] = demand[of_system, service] / left if left > 0 else 0.0
-        after += held * share[of_system, service]
-        counts[node, service], load[members] = held[own], after
+        after += counts[members, service] * share[of_system, service]
+        load[members] = after
         effects.append(
             ExpectedEffect(
-                utilisation_before=float(before[own] / most[own]),
-                utilisation_after=float(after[own] / most[own]),
+                utilisation_before=utilisation_before,
+                utilisation_after=float(load[node] / capacity[node]),
                 excess_demand_change_millicores=_excess(after, most) - _excess(before, most),
                 pulled_bytes=pulled_bytes,
             )

@@ -92,6 +92,7 @@ class OnnxOrchestration:
                     random,
                     steps=DEFAULT_STEPS if most is None else most,
                     temperature=self.sampling_temperature,
+                    with_log_probability=False,
                 )
         nodes = [picked.node[picked.node != NO_NODE] for picked in picks.values()]
         scores = self._score_actions(
@@ -107,6 +108,7 @@ class OnnxOrchestration:
                 plans[position],
                 random,
                 temperature=self.sampling_temperature,
+                with_log_probability=False,
             )
         return [FrameDecision(plan, reason) for plan, reason in zip(plans, trouble, strict=True)]
 
