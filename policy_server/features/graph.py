@@ -64,6 +64,7 @@ class OrchestrationTopology:
             access point, or the system knows no cloud and images come from elsewhere.
         replica_pair: int64 [R], ``node * W + service`` of each replica.
         replica_demand: int64 [R], ``access point * W + service`` of each replica.
+        replica_cpu_seconds: float32 [R], CPU (millicores) x execution time of one request.
         replica_is_edge: bool [R].
         node_cpu_millicores: float64 [N].
         node_memory_bytes: float64 [N].
@@ -86,6 +87,7 @@ class OrchestrationTopology:
         self.replica_demand: Int64Array = (
             static.replica_access_point.astype(np.int64) * self.services + topology.replicas.service
         )
+        self.replica_cpu_seconds: Float32Array = static.service_cpu_seconds[topology.replicas.service]
         self.replica_is_edge: BoolArray = self.node_is_edge[topology.replicas.node]
         self.node_cpu_millicores: Float64Array = nodes.cpu_millicores.astype(np.float64)
         self.node_memory_bytes: Float64Array = nodes.memory_bytes.astype(np.float64)
@@ -127,9 +129,12 @@ class OrchestrationTopology:
 
     def per_system(self, values: NDArray[Any]) -> Float64Array:
         """float64 [..., S, W]: sums of rows of access points, [..., A, W]."""
-        sums = np.zeros((*values.shape[:-2], self.static.topology.system_count, self.services))
-        if len(self._present_systems):
-            sums[..., self._present_systems, :] = np.add.reduceat(values, self._first_access_point, axis=-2)
+        systems, present = self.static.topology.system_count, self._present_systems
+        if 0 < len(present) == systems:
+            return np.add.reduceat(values, self._first_access_point, axis=-2).astype(np.float64, copy=False)
+        sums = np.zeros((*values.shape[:-2], systems, self.services))
+        if len(present):
+            sums[..., present, :] = np.add.reduceat(values, self._first_access_point, axis=-2)
         return sums
 
     @cached_property
@@ -286,18 +291,17 @@ class OrchestrationGraph:
         return self.snapshot.topology.system_count
 
     @cached_property
-    def replica_capacity_millicores(self) -> Float64Array:
-        """float64 [R]: see the module's formulas; 0 for those that drain."""
-        node = self.snapshot.topology.replicas.node
-        sharing = np.bincount(node[self.live], minlength=len(self.topology.node_power_millicores))
-        capacity = self.topology.node_power_millicores / np.maximum(sharing, 1)
-        return np.where(self.live, capacity[node], 0.0)
+    def ready_capacity_millicores(self) -> Float64Array:
+        """float64 [R]: capacity of each replica that is ready, see the module's formulas; 0 of others."""
+        starting, ready, _ = self._node_state_counts
+        capacity = self.topology.node_power_millicores / np.maximum(starting + ready, 1)
+        return np.where(self.table.ready, capacity[self.snapshot.topology.replicas.node], 0.0)
 
     @cached_property
     def node_features(self) -> Float32Array:
         """float32 [N, len(ORCHESTRATION_SCHEMA.node)]."""
         nodes, table = self.snapshot.topology.nodes, self.table
-        starting, ready, draining = self.node_counts.sum(axis=2)
+        starting, ready, draining = self._node_state_counts
         idle = np.bincount(self.snapshot.topology.replicas.node[self.idle], minlength=len(ready))
         return float32_columns(
             *table.node_features.T,
@@ -321,7 +325,7 @@ class OrchestrationGraph:
         demand, system_demand = self.demand_millicores, self.system_demand_millicores
         starting, ready, _ = self.access_point_counts
         waiting = self.access_point_waiting_work
-        capacity = self._per_access_point(self.replica_capacity_millicores * self.table.ready)
+        capacity = self._per_access_point(self.ready_capacity_millicores)
         summed = np.empty((4, *demand.shape))
         for position, values in enumerate((capacity * is_edge, waiting, ready * is_edge, ready * is_cloud)):
             summed[position] = values
@@ -386,6 +390,12 @@ class OrchestrationGraph:
         return features.reshape(len(nodes) * width, features.shape[2])
 
     @cached_property
+    def _node_state_counts(self) -> Int64Array:
+        """int64 [states, N]: replicas in each :class:`ReplicaState`."""
+        counts: Int64Array = self.node_counts.sum(axis=2)
+        return counts
+
+    @cached_property
     def _node_idle(self) -> Int64Array:
         return self._per_pair(self.idle)
 
@@ -396,8 +406,7 @@ class OrchestrationGraph:
 
     @cached_property
     def _replica_waiting_work(self) -> Float64Array:
-        work = self.table.static.service_cpu_seconds[self.snapshot.topology.replicas.service]
-        return self.snapshot.load.replica_queued.astype(np.float64) * work
+        return self.snapshot.load.replica_queued.astype(np.float64) * self.topology.replica_cpu_seconds
 
     def _pull_seconds(self, access_point: NDArray[np.integer[Any]]) -> Float64Array:
         """float64 [K, W]: time that pulling the image takes at these access points; 0 where no link leads there."""
@@ -451,7 +460,12 @@ def encoder_inputs(graphs: Sequence[OrchestrationGraph]) -> dict[str, NDArray[An
         offsets["node"] += len(table.node_features)
         offsets["access_point"] += len(table.access_point_features)
         offsets["system"] += graph.systems
-    return {name: parts[0] if len(parts) == 1 else np.concatenate(parts) for name, parts in inputs.items()}
+    return {name: concatenated(parts) for name, parts in inputs.items()}
+
+
+def concatenated(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Arrays one after another; of one array itself."""
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 _REFERS_TO = {

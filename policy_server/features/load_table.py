@@ -109,6 +109,12 @@ class TopologyTable:
         table[links.source[to_cloud]] = to_cloud
         return table
 
+    @cached_property
+    def linked_to_cloud(self) -> tuple[Int64Array, Int64Array]:
+        """Rows of the access points with a link to the cloud, and rows of these links."""
+        access_points = np.flatnonzero(self.cloud_link >= 0)
+        return access_points, self.cloud_link[access_points]
+
 
 class LoadTable:
     """Columns derived from one snapshot. All float32 unless said otherwise.
@@ -224,12 +230,11 @@ class LoadTable:
         demand_fraction = np.divide(
             self.access_point_demand, capacity, out=np.zeros_like(capacity), where=capacity > 0
         )
-        link = static.cloud_link
-        linked = link >= 0
+        linked, link = static.linked_to_cloud
         cloud_delay = np.zeros_like(capacity)
-        cloud_delay[linked] = topology.links.delay_seconds[link[linked]]
+        cloud_delay[linked] = topology.links.delay_seconds[link]
         cloud_backlog = np.zeros_like(capacity)
-        cloud_backlog[linked] = (load.link_backlog_bytes * static.inverse_bandwidth)[link[linked]]
+        cloud_backlog[linked] = load.link_backlog_bytes[link] * static.inverse_bandwidth[link]
         return float32_columns(
             load.access_point_queued,
             demand_fraction,
