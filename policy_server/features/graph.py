@@ -32,6 +32,7 @@ ratios, times or logarithms of counts, so a model serves systems of any size. Fo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -60,6 +61,7 @@ class OrchestrationTopology:
         static: what dispatch derives from it.
         node_system: int64 [N].
         node_is_edge: bool [N].
+        cloud_nodes: int64, rows of the others.
         node_pulls_images: bool [N], whether a node can get an image it does not have: a link leads from a cloud to its
             access point, or the system knows no cloud and images come from elsewhere.
         replica_pair: int64 [R], ``node * W + service`` of each replica.
@@ -81,6 +83,7 @@ class OrchestrationTopology:
         self.services: int = len(topology.services.names)
         self.node_system: Int64Array = access_points.system[nodes.access_point].astype(np.int64)
         self.node_is_edge: BoolArray = ~static.node_is_cloud
+        self.cloud_nodes: Int64Array = np.flatnonzero(static.node_is_cloud)
         self.replica_pair: Int64Array = (
             topology.replicas.node.astype(np.int64) * self.services + topology.replicas.service
         )
@@ -236,12 +239,14 @@ class OrchestrationGraph:
     @cached_property
     def node_counts(self) -> Int64Array:
         """int64 [states, N, W]: replicas in each :class:`ReplicaState`."""
-        return self._per_state(self.topology.replica_pair, len(self.snapshot.topology.nodes.names))
+        nodes = len(self.snapshot.topology.nodes.names)
+        return self._per_state(self.topology.replica_pair, nodes, self.services)
 
     @cached_property
     def access_point_counts(self) -> Int64Array:
         """int64 [states, A, W]: replicas in each :class:`ReplicaState`, on each access point's nodes."""
-        return self._per_state(self.topology.replica_demand, len(self.snapshot.topology.access_points.names))
+        access_points = len(self.snapshot.topology.access_points.names)
+        return self._per_state(self.topology.replica_demand, access_points, self.services)
 
     @cached_property
     def node_live(self) -> Int64Array:
@@ -392,8 +397,8 @@ class OrchestrationGraph:
     @cached_property
     def _node_state_counts(self) -> Int64Array:
         """int64 [states, N]: replicas in each :class:`ReplicaState`."""
-        counts: Int64Array = self.node_counts.sum(axis=2)
-        return counts
+        nodes = len(self.snapshot.topology.nodes.names)
+        return self._per_state(self.snapshot.topology.replicas.node, nodes)
 
     @cached_property
     def _node_idle(self) -> Int64Array:
@@ -419,11 +424,11 @@ class OrchestrationGraph:
         seconds = (topology.services.image_bytes + backlog) * per_byte + delay
         return np.where(link >= 0, seconds, 0.0)
 
-    def _per_state(self, rows: Int64Array, count: int) -> Int64Array:
-        """int64 [states, count, W]: replicas in each state, by the row of a ``[count, W]`` table each belongs to."""
-        size, states = count * self.services, len(ReplicaState)
+    def _per_state(self, rows: NDArray[np.integer[Any]], *shape: int) -> Int64Array:
+        """int64 [states, *shape]: replicas in each state, by the row each belongs to of a table of that shape."""
+        states, size = len(ReplicaState), math.prod(shape)
         in_state = rows + self.snapshot.load.replica_state.astype(np.int64) * size
-        return np.bincount(in_state, minlength=states * size).reshape(states, count, self.services)
+        return np.bincount(in_state, minlength=states * size).reshape(states, *shape)
 
     def _per_pair(self, chosen: BoolArray) -> Int64Array:
         shape = len(self.snapshot.topology.nodes.names), self.services
@@ -485,4 +490,4 @@ def _sums(rows: Int64Array, values: NDArray[Any], shape: tuple[int, int]) -> Flo
 
 def _pressure(demand: Float64Array, capacity: Float64Array) -> Float64Array:
     total = demand + capacity
-    return np.divide(demand, total, out=np.zeros_like(total), where=demand > 0)
+    return np.divide(demand, total, out=np.zeros(total.shape), where=demand > 0)

@@ -50,7 +50,7 @@ def expected_effects(graph: OrchestrationGraph, actions: Sequence[PlannedAction]
     demand = graph.system_demand_millicores
     counts = graph.node_live.astype(np.float64)
     totals = graph.system_live.copy()
-    share = np.divide(demand, totals, out=np.zeros_like(demand), where=totals > 0)
+    share = np.divide(demand, totals, out=np.zeros(demand.shape), where=totals > 0)
     load = np.einsum("nw,nw->n", counts, share[system])
     effects = []
     for planned in actions:

@@ -130,8 +130,10 @@ class FramePlan:
             self._outstanding = self._outstanding + query.pending_requests
         self._deletable: BoolArray = graph.live & static.replica_is_edge
         starting, ready, _ = graph.node_counts
-        self._deletable_starting = starting * static.node_is_edge[:, None]
-        self._deletable_ready = ready * static.node_is_edge[:, None]
+        self._deletable_starting, self._deletable_ready = starting.copy(), ready.copy()
+        # Where an addition fails neither for want of the image nor for what was decided already.
+        self._addable: BoolArray = static.node_pulls_images[:, None] | (graph.node_live > 0)
+        self._forbid(static.cloud_nodes)
         protected = self.options.protected_services
         if len(protected):
             self._deletable &= ~np.isin(topology.replicas.service, protected)
@@ -139,9 +141,6 @@ class FramePlan:
         starting, ready, _ = graph.system_counts
         self._live = starting + ready
         self._ready = ready.copy()
-        # Where an addition fails neither for want of the image nor for what was decided already.
-        self._addable: BoolArray = static.node_pulls_images[:, None] | (graph.node_live > 0)
-        self._addable &= static.node_is_edge[:, None]
         self._added: set[tuple[int, int]] = set()
         self._given = np.zeros(graph.systems, np.int64)
         self._planned = np.zeros(self._live.shape, np.int64)
@@ -149,8 +148,7 @@ class FramePlan:
         bounds = (self.options.maximum_actions, self.options.ceiling)
         self.most: int = min((bound for bound in bounds if bound is not None), default=sys.maxsize)
         if self.most < 1:
-            for system in range(graph.systems):
-                self._close(system)
+            self._forbid(np.flatnonzero(static.node_is_edge))
         now_seconds = graph.snapshot.taken_at_seconds if query.now_seconds is None else query.now_seconds
         self._take_in(query.memory.given(now_seconds))
 
@@ -313,13 +311,12 @@ class FramePlan:
     def _give(self, system: int) -> None:
         self._given[system] += 1
         if self._given[system] >= self.most:
-            self._close(system)
+            self._forbid(self.graph.topology.nodes_of_system[system])
 
-    def _close(self, system: int) -> None:
-        """Allows no action on a system any more."""
-        members = self.graph.topology.nodes_of_system[system]
-        self._addable[members] = False
-        self._deletable_starting[members] = self._deletable_ready[members] = 0
+    def _forbid(self, nodes: Int64Array) -> None:
+        """Allows no action on some nodes (rows) any more."""
+        self._addable[nodes] = False
+        self._deletable_starting[nodes] = self._deletable_ready[nodes] = 0
 
     def _drop(self, replica: int) -> None:
         replicas = self.graph.snapshot.topology.replicas

@@ -119,8 +119,9 @@ def pick_actions(
     choice = np.full((systems, steps), nothing, np.int64)
     masks = np.zeros(scores.shape, bool)
     log_probability = np.zeros((systems, steps))
+    picked = picks.node != NO_NODE
     for step in range(steps):
-        active = np.flatnonzero(picks.node[:, step] != NO_NODE)
+        active = np.flatnonzero(picked[:, step])
         if not len(active):
             break
         # Systems are disjoint: what one takes does not change what is feasible in another.
