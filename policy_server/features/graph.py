@@ -32,6 +32,7 @@ ratios, times or logarithms of counts, so a model serves systems of any size. Fo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -47,7 +48,7 @@ from policy_server.cluster.snapshot import (
     ReplicaState,
     Snapshot,
 )
-from policy_server.features.load_table import LoadTable, TopologyTable
+from policy_server.features.load_table import LoadTable, TopologyTable, float32_columns
 from policy_server.features.orchestration_schema import ORCHESTRATION_SCHEMA
 
 _GIBIBYTE = 2.0**30
@@ -60,10 +61,19 @@ class OrchestrationTopology:
         static: what dispatch derives from it.
         node_system: int64 [N].
         node_is_edge: bool [N].
+        cloud_nodes: int64, rows of the others.
         node_pulls_images: bool [N], whether a node can get an image it does not have: a link leads from a cloud to its
             access point, or the system knows no cloud and images come from elsewhere.
         replica_pair: int64 [R], ``node * W + service`` of each replica.
+        replica_demand: int64 [R], ``access point * W + service`` of each replica.
+        replica_cpu_seconds: float32 [R], CPU (millicores) x execution time of one request.
         replica_is_edge: bool [R].
+        node_cpu_millicores: float64 [N].
+        node_memory_bytes: float64 [N].
+        node_power_millicores: float64 [N], CPU x speed.
+        node_replica_memory_bytes: float64 [N], that the replicas of each node hold by their services.
+        service_cpu_millicores: float64 [W].
+        service_memory_bytes: float64 [W].
     """
 
     def __init__(self, static: TopologyTable) -> None:
@@ -73,10 +83,27 @@ class OrchestrationTopology:
         self.services: int = len(topology.services.names)
         self.node_system: Int64Array = access_points.system[nodes.access_point].astype(np.int64)
         self.node_is_edge: BoolArray = ~static.node_is_cloud
+        self.cloud_nodes: Int64Array = np.flatnonzero(static.node_is_cloud)
         self.replica_pair: Int64Array = (
             topology.replicas.node.astype(np.int64) * self.services + topology.replicas.service
         )
+        self.replica_demand: Int64Array = (
+            static.replica_access_point.astype(np.int64) * self.services + topology.replicas.service
+        )
+        self.replica_cpu_seconds: Float32Array = static.service_cpu_seconds[topology.replicas.service]
         self.replica_is_edge: BoolArray = self.node_is_edge[topology.replicas.node]
+        self.node_cpu_millicores: Float64Array = nodes.cpu_millicores.astype(np.float64)
+        self.node_memory_bytes: Float64Array = nodes.memory_bytes.astype(np.float64)
+        self.node_power_millicores: Float64Array = self.node_cpu_millicores * nodes.speed
+        self.service_cpu_millicores: Float64Array = topology.services.cpu_millicores.astype(np.float64)
+        self.service_memory_bytes: Float64Array = topology.services.memory_bytes.astype(np.float64)
+        self.node_replica_memory_bytes: Float64Array = np.bincount(
+            topology.replicas.node,
+            self.service_memory_bytes[topology.replicas.service],
+            len(nodes.names),
+        ).astype(np.float64, copy=False)
+        # Access points are listed system by system.
+        self._present_systems, self._first_access_point = np.unique(access_points.system, return_index=True)
         from_cloud = np.flatnonzero(access_points.is_cloud[links.source])
         self.image_link: Int64Array = np.full(len(access_points.names), -1, np.int64)
         self.image_link[links.target[from_cloud]] = from_cloud
@@ -102,6 +129,47 @@ class OrchestrationTopology:
         rows = np.flatnonzero(self.node_is_edge)
         order = rows[np.argsort(group[rows], kind="stable")]
         return np.split(order, np.cumsum(np.bincount(group[rows], minlength=groups))[:-1])[:groups]
+
+    def per_system(self, values: NDArray[Any]) -> Float64Array:
+        """float64 [..., S, W]: sums of rows of access points, [..., A, W]."""
+        systems, present = self.static.topology.system_count, self._present_systems
+        if 0 < len(present) == systems:
+            return np.add.reduceat(values, self._first_access_point, axis=-2).astype(np.float64, copy=False)
+        sums = np.zeros((*values.shape[:-2], systems, self.services))
+        if len(present):
+            sums[..., present, :] = np.add.reduceat(values, self._first_access_point, axis=-2)
+        return sums
+
+    @cached_property
+    def access_point_cpu_millicores(self) -> Float64Array:
+        """float64 [A]: CPU of each access point's nodes, at least 1."""
+        return np.maximum(self.static.access_point_cpu_millicores.astype(np.float64), 1.0)
+
+    @cached_property
+    def edge_cpu_millicores(self) -> Float64Array:
+        """float64 [S]: CPU of each system's edge nodes, at least 1."""
+        topology = self.static.topology
+        cpu = topology.nodes.cpu_millicores * self.node_is_edge
+        return np.maximum(np.bincount(self.node_system, cpu, topology.system_count), 1.0)
+
+    @cached_property
+    def demand_constants(self) -> Float32Array:
+        """float32 [A, W, columns]: the last columns of the demands' features, which are the services' own."""
+        services = self.static.topology.services
+        execution = services.execution_seconds.astype(np.float64)
+        deadline = services.deadline_seconds.astype(np.float64)
+        slack = self._cloud_slack(execution, deadline)
+        own = (services.cpu_millicores / 1000.0, services.memory_bytes / _GIBIBYTE, execution, deadline)
+        columns = (*(np.broadcast_to(column, slack.shape) for column in own), slack)
+        return np.stack(columns, axis=2).astype(np.float32)
+
+    def _cloud_slack(self, execution: Float64Array, deadline: Float64Array) -> Float64Array:
+        topology, link = self.static.topology, self.static.cloud_link
+        round_trip = 2.0 * topology.links.delay_seconds.astype(np.float64)[link[link >= 0]]
+        slack = np.full((len(link), self.services), -1.0)
+        slack[link >= 0] = np.maximum(1.0 - (round_trip[:, None] + execution) / deadline, -1.0)
+        slack[topology.access_points.is_cloud] = np.maximum(1.0 - execution / deadline, -1.0)
+        return slack
 
     @cached_property
     def edges(self) -> dict[str, Int64Array]:
@@ -169,14 +237,23 @@ class OrchestrationGraph:
         return idle
 
     @cached_property
-    def node_live(self) -> Int64Array:
-        """int64 [N, W]: replicas that do not drain."""
-        return self._per_pair(self.live)
+    def node_counts(self) -> Int64Array:
+        """int64 [states, N, W]: replicas in each :class:`ReplicaState`."""
+        nodes = len(self.snapshot.topology.nodes.names)
+        return self._per_state(self.topology.replica_pair, nodes, self.services)
 
     @cached_property
-    def node_starting(self) -> Int64Array:
-        """int64 [N, W]: replicas that are starting."""
-        return self._per_pair(self.snapshot.load.replica_state == ReplicaState.STARTING)
+    def access_point_counts(self) -> Int64Array:
+        """int64 [states, A, W]: replicas in each :class:`ReplicaState`, on each access point's nodes."""
+        access_points = len(self.snapshot.topology.access_points.names)
+        return self._per_state(self.topology.replica_demand, access_points, self.services)
+
+    @cached_property
+    def node_live(self) -> Int64Array:
+        """int64 [N, W]: replicas that do not drain."""
+        starting, ready, _ = self.node_counts
+        live: Int64Array = starting + ready
+        return live
 
     @cached_property
     def demand_millicores(self) -> Float64Array:
@@ -187,28 +264,31 @@ class OrchestrationGraph:
     @cached_property
     def system_demand_millicores(self) -> Float64Array:
         """float64 [S, W]: demand at all access points of each system."""
-        return self.per_system(self.demand_millicores)
+        return self.topology.per_system(self.demand_millicores)
 
     @cached_property
     def system_live(self) -> Float64Array:
         """float64 [S, W]: replicas on all nodes of each system, the cloud's included, that do not drain."""
-        return self.per_system(self.access_point_live)
+        starting, ready, _ = self.system_counts
+        live: Float64Array = (starting + ready).astype(np.float64)
+        return live
+
+    @cached_property
+    def system_counts(self) -> Int64Array:
+        """int64 [states, S, W]: replicas in each :class:`ReplicaState`, on all nodes, the cloud's included."""
+        return self.topology.per_system(self.access_point_counts).astype(np.int64)
 
     @cached_property
     def access_point_live(self) -> Float64Array:
         """float64 [A, W]: replicas on each access point's nodes that do not drain."""
-        return self._per_access_point(self.live)
+        starting, ready, _ = self.access_point_counts
+        live: Float64Array = (starting + ready).astype(np.float64)
+        return live
 
     @cached_property
     def access_point_waiting_work(self) -> Float64Array:
         """float64 [A, W]: CPU x execution time of the requests queued at each access point's replicas."""
         return self._per_access_point(self._replica_waiting_work)
-
-    @cached_property
-    def edge_cpu_millicores(self) -> Float64Array:
-        """float64 [S]: CPU of each system's edge nodes, at least 1."""
-        cpu = self.snapshot.topology.nodes.cpu_millicores * self.topology.node_is_edge
-        return np.maximum(np.bincount(self.topology.node_system, cpu, self.systems), 1.0)
 
     @property
     def systems(self) -> int:
@@ -216,73 +296,63 @@ class OrchestrationGraph:
         return self.snapshot.topology.system_count
 
     @cached_property
-    def replica_capacity_millicores(self) -> Float64Array:
-        """float64 [R]: see the module's formulas; 0 for those that drain."""
-        nodes, node = self.snapshot.topology.nodes, self.snapshot.topology.replicas.node
-        sharing = np.bincount(node[self.live], minlength=len(nodes.names))
-        power = nodes.cpu_millicores.astype(np.float64) * nodes.speed
-        return np.where(self.live, power[node] / np.maximum(sharing, 1)[node], 0.0)
+    def ready_capacity_millicores(self) -> Float64Array:
+        """float64 [R]: capacity of each replica that is ready, see the module's formulas; 0 of others."""
+        starting, ready, _ = self._node_state_counts
+        capacity = self.topology.node_power_millicores / np.maximum(starting + ready, 1)
+        return np.where(self.table.ready, capacity[self.snapshot.topology.replicas.node], 0.0)
 
     @cached_property
     def node_features(self) -> Float32Array:
         """float32 [N, len(ORCHESTRATION_SCHEMA.node)]."""
-        nodes, state = self.snapshot.topology.nodes, self.snapshot.load.replica_state
-        node = self.snapshot.topology.replicas.node
-        counts = [
-            np.bincount(node[chosen], minlength=len(nodes.names))
-            for chosen in (
-                self.live,
-                state == ReplicaState.STARTING,
-                state == ReplicaState.DRAINING,
-                self.idle,
-            )
-        ]
-        left = (nodes.memory_bytes - self.snapshot.load.node_memory_used_bytes) / _GIBIBYTE
-        return np.column_stack(
-            (self.table.node_features, left, *(np.log1p(count) for count in counts))
-        ).astype(np.float32)
+        nodes, table = self.snapshot.topology.nodes, self.table
+        starting, ready, draining = self._node_state_counts
+        idle = np.bincount(self.snapshot.topology.replicas.node[self.idle], minlength=len(ready))
+        return float32_columns(
+            *table.node_features.T,
+            (nodes.memory_bytes - self.snapshot.load.node_memory_used_bytes) / _GIBIBYTE,
+            np.log1p(starting + ready),
+            np.log1p(starting),
+            np.log1p(draining),
+            np.log1p(idle),
+        )
 
     @cached_property
     def demand_features(self) -> Float32Array:
         """float32 [A * W, len(ORCHESTRATION_SCHEMA.demand)]."""
-        topology, load = self.snapshot.topology, self.snapshot.load
-        services, system = topology.services, topology.access_points.system
-        shape = (len(topology.access_points.names), self.services)
-        ready, edge = self.table.ready, self.topology.replica_is_edge
-        own_cpu = np.maximum(self.table.static.access_point_cpu_millicores.astype(np.float64), 1.0)[:, None]
-        system_cpu = self.edge_cpu_millicores[:, None]
-        waiting = self.access_point_waiting_work
-        execution = services.execution_seconds.astype(np.float64)
-        deadline = services.deadline_seconds.astype(np.float64)
+        access_points, topology = self.snapshot.topology.access_points, self.topology
+        system, is_cloud = access_points.system, access_points.is_cloud[:, None]
+        is_edge = ~is_cloud
+        own_cpu, system_cpu = (
+            topology.access_point_cpu_millicores[:, None],
+            topology.edge_cpu_millicores[:, None],
+        )
         demand, system_demand = self.demand_millicores, self.system_demand_millicores
-        capacity = self.replica_capacity_millicores
-
-        def of_system(values: Float64Array) -> Float64Array:
-            return values[system]
-
+        starting, ready, _ = self.access_point_counts
+        waiting = self.access_point_waiting_work
+        capacity = self._per_access_point(self.ready_capacity_millicores)
+        summed = np.empty((4, *demand.shape))
+        for position, values in enumerate((capacity * is_edge, waiting, ready * is_edge, ready * is_cloud)):
+            summed[position] = values
+        edge_capacity, system_waiting, edge_ready, cloud_ready = topology.per_system(summed)
         columns = (
             demand / own_cpu,
-            _pressure(demand, self._per_access_point(capacity * ready)),
-            of_system(system_demand / system_cpu),
-            of_system(
-                _pressure(system_demand, self.per_system(self._per_access_point(capacity * ready * edge)))
-            ),
+            _pressure(demand, capacity),
+            (system_demand / system_cpu)[system],
+            _pressure(system_demand, edge_capacity)[system],
             waiting / own_cpu,
-            of_system(self.per_system(waiting) / system_cpu),
-            np.log1p(self._per_access_point(ready)),
-            np.log1p(self._per_access_point(load.replica_state == ReplicaState.STARTING)),
-            of_system(np.log1p(self.per_system(self._per_access_point(ready & edge)))),
-            of_system(np.log1p(self.per_system(self._per_access_point(ready & ~edge)))),
-            np.broadcast_to(services.cpu_millicores / 1000.0, shape),
-            np.broadcast_to(services.memory_bytes / _GIBIBYTE, shape),
-            np.broadcast_to(execution, shape),
-            np.broadcast_to(deadline, shape),
-            self._cloud_slack(execution, deadline),
+            (system_waiting / system_cpu)[system],
+            np.log1p(ready),
+            np.log1p(starting),
+            np.log1p(edge_ready)[system],
+            np.log1p(cloud_ready)[system],
         )
-        features = np.empty((*shape, len(columns)), np.float32)
+        constants = topology.demand_constants
+        features = np.empty((*demand.shape, len(columns) + constants.shape[2]), np.float32)
         for position, column in enumerate(columns):
             features[:, :, position] = column
-        return features.reshape(shape[0] * shape[1], len(columns))
+        features[:, :, len(columns) :] = constants
+        return features.reshape(-1, features.shape[2])
 
     def pair_features(self, nodes: Int64Array) -> Float32Array:
         """What is known of each service on each of K nodes: what is known of its demand there, then of the pair.
@@ -303,7 +373,7 @@ class OrchestrationGraph:
         execution = services.execution_seconds / machines.speed[nodes, None]
         columns = (
             np.log1p(hosted),
-            np.log1p(self.node_starting[nodes]),
+            np.log1p(self.node_counts[ReplicaState.STARTING, nodes]),
             np.log1p(self._node_idle[nodes]),
             self._node_waiting_work[nodes] / cpu,
             services.cpu_millicores / cpu,
@@ -325,6 +395,12 @@ class OrchestrationGraph:
         return features.reshape(len(nodes) * width, features.shape[2])
 
     @cached_property
+    def _node_state_counts(self) -> Int64Array:
+        """int64 [states, N]: replicas in each :class:`ReplicaState`."""
+        nodes = len(self.snapshot.topology.nodes.names)
+        return self._per_state(self.snapshot.topology.replicas.node, nodes)
+
+    @cached_property
     def _node_idle(self) -> Int64Array:
         return self._per_pair(self.idle)
 
@@ -335,30 +411,24 @@ class OrchestrationGraph:
 
     @cached_property
     def _replica_waiting_work(self) -> Float64Array:
-        work = self.table.static.service_cpu_seconds[self.snapshot.topology.replicas.service]
-        return self.snapshot.load.replica_queued.astype(np.float64) * work
+        return self.snapshot.load.replica_queued.astype(np.float64) * self.topology.replica_cpu_seconds
 
     def _pull_seconds(self, access_point: NDArray[np.integer[Any]]) -> Float64Array:
         """float64 [K, W]: time that pulling the image takes at these access points; 0 where no link leads there."""
-        topology, static = self.snapshot.topology, self.table.static
-        link = self.topology.image_link[access_point]
-        linked = link >= 0
-        seconds = np.zeros((len(access_point), self.services))
-        per_byte = static.inverse_bandwidth.astype(np.float64)[link[linked]]
-        backlog = self.snapshot.load.link_backlog_bytes[link[linked]]
-        delay = topology.links.delay_seconds[link[linked]]
-        seconds[linked] = (topology.services.image_bytes + backlog[:, None]) * per_byte[:, None] + delay[
-            :, None
-        ]
-        return seconds
+        topology = self.snapshot.topology
+        if not len(topology.links.source):
+            return np.zeros((len(access_point), self.services))
+        link = self.topology.image_link[access_point, None]
+        per_byte = self.table.static.inverse_bandwidth[link].astype(np.float64)
+        backlog, delay = self.snapshot.load.link_backlog_bytes[link], topology.links.delay_seconds[link]
+        seconds = (topology.services.image_bytes + backlog) * per_byte + delay
+        return np.where(link >= 0, seconds, 0.0)
 
-    def _cloud_slack(self, execution: Float64Array, deadline: Float64Array) -> Float64Array:
-        link = self.table.static.cloud_link
-        round_trip = 2.0 * self.snapshot.topology.links.delay_seconds.astype(np.float64)[link[link >= 0]]
-        slack = np.full((len(link), self.services), -1.0)
-        slack[link >= 0] = np.maximum(1.0 - (round_trip[:, None] + execution) / deadline, -1.0)
-        slack[self.snapshot.topology.access_points.is_cloud] = np.maximum(1.0 - execution / deadline, -1.0)
-        return slack
+    def _per_state(self, rows: NDArray[np.integer[Any]], *shape: int) -> Int64Array:
+        """int64 [states, *shape]: replicas in each state, by the row each belongs to of a table of that shape."""
+        states, size = len(ReplicaState), math.prod(shape)
+        in_state = rows + self.snapshot.load.replica_state.astype(np.int64) * size
+        return np.bincount(in_state, minlength=states * size).reshape(states, *shape)
 
     def _per_pair(self, chosen: BoolArray) -> Int64Array:
         shape = len(self.snapshot.topology.nodes.names), self.services
@@ -366,22 +436,8 @@ class OrchestrationGraph:
 
     def _per_access_point(self, values: NDArray[Any]) -> Float64Array:
         """float64 [A, W]: sums of a column of the replicas."""
-        topology = self.snapshot.topology
-        pair = (
-            self.table.static.replica_access_point.astype(np.int64) * self.services
-            + topology.replicas.service
-        )
-        return _sums(pair, values, (len(topology.access_points.names), self.services))
-
-    def per_system(self, values: Float64Array) -> Float64Array:
-        """float64 [S, W]: sums of rows of access points."""
-        system = self.snapshot.topology.access_points.system
-        sums = np.zeros((self.systems, self.services))
-        # Access points are listed system by system.
-        present, first = np.unique(system, return_index=True)
-        if len(present):
-            sums[present] = np.add.reduceat(values, first, axis=0)
-        return sums
+        shape = len(self.snapshot.topology.access_points.names), self.services
+        return _sums(self.topology.replica_demand, values, shape)
 
 
 def encoder_inputs(graphs: Sequence[OrchestrationGraph]) -> dict[str, NDArray[Any]]:
@@ -409,7 +465,12 @@ def encoder_inputs(graphs: Sequence[OrchestrationGraph]) -> dict[str, NDArray[An
         offsets["node"] += len(table.node_features)
         offsets["access_point"] += len(table.access_point_features)
         offsets["system"] += graph.systems
-    return {name: parts[0] if len(parts) == 1 else np.concatenate(parts) for name, parts in inputs.items()}
+    return {name: concatenated(parts) for name, parts in inputs.items()}
+
+
+def concatenated(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Arrays one after another; of one array itself."""
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 _REFERS_TO = {
@@ -429,4 +490,4 @@ def _sums(rows: Int64Array, values: NDArray[Any], shape: tuple[int, int]) -> Flo
 
 def _pressure(demand: Float64Array, capacity: Float64Array) -> Float64Array:
     total = demand + capacity
-    return np.divide(demand, total, out=np.zeros_like(total), where=demand > 0)
+    return np.divide(demand, total, out=np.zeros(total.shape), where=demand > 0)

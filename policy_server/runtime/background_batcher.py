@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from policy_server.runtime.batcher import ExpiredError
@@ -45,7 +46,7 @@ class BackgroundBatcher(Generic[QueryT, AnswerT]):
         self._maximum_batch = maximum_batch
         self._clock = clock
         self._waiting: list[_Waiting[QueryT, AnswerT]] = []
-        self._running: asyncio.Task[None] | None = None
+        self._busy = False
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=name)
 
     @property
@@ -63,10 +64,13 @@ class BackgroundBatcher(Generic[QueryT, AnswerT]):
         Raises:
             ExpiredError: that time passed while the query was waiting.
         """
-        answer: asyncio.Future[AnswerT] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[AnswerT] = loop.create_future()
         self._waiting.append(_Waiting(query, self._clock() + remaining_seconds, answer))
-        if self._running is None:
-            self._running = asyncio.create_task(self._run())
+        if not self._busy:
+            self._busy = True
+            # Whoever asks in the same turn belongs to the first batch.
+            loop.call_soon(self._start, loop)
         return await answer
 
     def post(self, work: Callable[[], Any]) -> None:
@@ -77,27 +81,41 @@ class BackgroundBatcher(Generic[QueryT, AnswerT]):
         """Starts nothing any more."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
-    async def _run(self) -> None:
-        loop = asyncio.get_running_loop()
+    def _start(self, loop: asyncio.AbstractEventLoop) -> None:
+        batch = self._next_batch()
+        self._busy = bool(batch)
+        if not batch:
+            return
         try:
-            # Whoever asks in the same turn belongs to the first batch.
-            await asyncio.sleep(0)
-            while batch := self._next_batch():
-                queries = [waiting.query for waiting in batch]
-                try:
-                    results = await loop.run_in_executor(self._executor, self._decide_many, queries)
-                except Exception as error:
-                    results = [error] * len(batch)
-                for waiting, result in zip(batch, results, strict=True):
-                    if waiting.answer.done():
-                        if not isinstance(result, Exception):
-                            self._executor.submit(self._take_back, result)
-                    elif isinstance(result, Exception):
-                        waiting.answer.set_exception(result)
-                    else:
-                        waiting.answer.set_result(result)
-        finally:
-            self._running = None
+            self._executor.submit(self._decide, batch, loop)
+        except RuntimeError as closed:
+            self._give(batch, [closed] * len(batch), loop)
+
+    def _decide(self, batch: list[_Waiting[QueryT, AnswerT]], loop: asyncio.AbstractEventLoop) -> None:
+        """On the thread."""
+        results: Sequence[AnswerT | Exception]
+        try:
+            results = self._decide_many([waiting.query for waiting in batch])
+        except Exception as error:
+            results = [error] * len(batch)
+        loop.call_soon_threadsafe(self._give, batch, results, loop)
+
+    def _give(
+        self,
+        batch: list[_Waiting[QueryT, AnswerT]],
+        results: Sequence[AnswerT | Exception],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        for waiting, result in zip(batch, results, strict=True):
+            if waiting.answer.done():
+                if not isinstance(result, Exception):
+                    with suppress(RuntimeError):  # Closed: what is given later does not matter any more.
+                        self._executor.submit(self._take_back, result)
+            elif isinstance(result, Exception):
+                waiting.answer.set_exception(result)
+            else:
+                waiting.answer.set_result(result)
+        self._start(loop)
 
     def _next_batch(self) -> list[_Waiting[QueryT, AnswerT]]:
         """The queries that have waited longest. Those that were given up or have expired are left out."""

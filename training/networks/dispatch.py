@@ -71,7 +71,8 @@ def segment_mean(values: Tensor, segment: Tensor, count: Tensor) -> Tensor:
     sums = torch.zeros((count.shape[0], values.shape[1]), dtype=values.dtype, device=values.device)
     sums = sums.index_add(0, segment, values)
     sizes = torch.zeros((count.shape[0],), dtype=values.dtype, device=values.device)
-    sizes = sizes.index_add(0, segment, torch.ones_like(values[:, 0]))
+    # Ones made of the segment alone: in an exported graph every mean over it then shares one count.
+    sizes = sizes.index_add(0, segment, torch.ones_like(segment, dtype=values.dtype))
     return sums / sizes.clamp(min=1.0).unsqueeze(1)
 
 

@@ -45,40 +45,39 @@ def expected_effects(graph: OrchestrationGraph, actions: Sequence[PlannedAction]
     """
     if not actions:
         return []
-    nodes = graph.snapshot.topology.nodes
-    system = graph.topology.node_system
-    capacity = nodes.cpu_millicores.astype(np.float64) * nodes.speed
+    system, capacity = graph.topology.node_system, graph.topology.node_power_millicores
+    image_bytes = graph.snapshot.topology.services.image_bytes
     demand = graph.system_demand_millicores
     counts = graph.node_live.astype(np.float64)
     totals = graph.system_live.copy()
-    share = np.divide(demand, totals, out=np.zeros_like(demand), where=totals > 0)
+    share = np.divide(demand, totals, out=np.zeros(demand.shape), where=totals > 0)
     load = np.einsum("nw,nw->n", counts, share[system])
     effects = []
     for planned in actions:
         node, service, of_system = planned.node, planned.service, int(system[planned.node])
-        members = np.flatnonzero(
-            (system == of_system) & (counts[:, service] > 0) | (np.arange(len(system)) == node)
-        )
-        before = load[members].copy()
-        utilisation_before = float(load[node] / capacity[node])
-        load[members] -= counts[members, service] * share[of_system, service]
+        involved = counts[:, service] > 0
+        if graph.systems > 1:
+            involved &= system == of_system
         adds = isinstance(planned.action, AddReplica)
-        pulled = float(graph.snapshot.topology.services.image_bytes[service])
-        if not adds or counts[node, service] > 0:
-            pulled = 0.0
+        pulled_bytes = 0.0 if involved[node] or not adds else float(image_bytes[service])
+        involved[node] = True
+        members = np.flatnonzero(involved)
+        before, most = load[members], capacity[members]
+        utilisation_before = float(load[node] / capacity[node])
+        after = before - counts[members, service] * share[of_system, service]
         step = 1 if adds else -1
         counts[node, service] += step
         totals[of_system, service] += step
         left = totals[of_system, service]
         share[of_system, service] = demand[of_system, service] / left if left > 0 else 0.0
-        load[members] += counts[members, service] * share[of_system, service]
+        after += counts[members, service] * share[of_system, service]
+        load[members] = after
         effects.append(
             ExpectedEffect(
                 utilisation_before=utilisation_before,
                 utilisation_after=float(load[node] / capacity[node]),
-                excess_demand_change_millicores=_excess(load[members], capacity[members])
-                - _excess(before, capacity[members]),
-                pulled_bytes=pulled,
+                excess_demand_change_millicores=_excess(after, most) - _excess(before, most),
+                pulled_bytes=pulled_bytes,
             )
         )
     return effects

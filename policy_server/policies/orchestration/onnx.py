@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from policy_server.cluster.snapshot import Float32Array, Float64Array, Int64Array, Snapshot
-from policy_server.features.graph import OrchestrationGraph, encoder_inputs
+from policy_server.features.graph import OrchestrationGraph, concatenated, encoder_inputs
 from policy_server.policies.decision_origin import FallbackReason
 from policy_server.policies.finite_inputs import all_finite
 from policy_server.policies.orchestration.memory import FrameMemory
@@ -92,6 +92,7 @@ class OnnxOrchestration:
                     random,
                     steps=DEFAULT_STEPS if most is None else most,
                     temperature=self.sampling_temperature,
+                    with_log_probability=False,
                 )
         nodes = [picked.node[picked.node != NO_NODE] for picked in picks.values()]
         scores = self._score_actions(
@@ -107,6 +108,7 @@ class OnnxOrchestration:
                 plans[position],
                 random,
                 temperature=self.sampling_temperature,
+                with_log_probability=False,
             )
         return [FrameDecision(plan, reason) for plan, reason in zip(plans, trouble, strict=True)]
 
@@ -151,24 +153,25 @@ class OnnxOrchestration:
         nodes: Sequence[Int64Array],
     ) -> list[Float32Array]:
         """float32 [K, 2W + 1] of the K picked nodes of each graph."""
-        picked = sum(map(len, nodes))
-        if not picked:
+        if not any(map(len, nodes)):
             return [np.zeros((0, 2 * graph.services + 1), np.float32) for graph in graphs]
-        embeddings, of_access_points, of_systems, features, services = [], [], [], [], []
+        embeddings, of_access_points, of_systems, features, pair_nodes = [], [], [], [], []
+        first = 0
         for graph, of_graph, rows in zip(graphs, encoded, nodes, strict=True):
             access_point = graph.snapshot.topology.nodes.access_point[rows]
             embeddings.append(of_graph.node_embedding[rows])
             of_access_points.append(of_graph.access_point_summary[access_point])
             of_systems.append(of_graph.system_summary[graph.topology.node_system[rows]])
             features.append(graph.pair_features(rows))
-            services.append(np.full(len(rows), graph.services, np.int64))
+            numbers = np.arange(first, first := first + len(rows), dtype=np.int64)
+            pair_nodes.append(np.repeat(numbers, graph.services))
         delete, nothing, add = self._head.run(
             {
-                "node_embedding": np.concatenate(embeddings),
-                "access_point_summary": np.concatenate(of_access_points),
-                "system_summary": np.concatenate(of_systems),
-                "pair_features": np.concatenate(features),
-                "pair_node": np.repeat(np.arange(picked, dtype=np.int64), np.concatenate(services)),
+                "node_embedding": concatenated(embeddings),
+                "access_point_summary": concatenated(of_access_points),
+                "system_summary": concatenated(of_systems),
+                "pair_features": concatenated(features),
+                "pair_node": concatenated(pair_nodes),
             }
         )
         scores = []

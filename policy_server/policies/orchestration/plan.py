@@ -116,67 +116,58 @@ class FramePlan:
         self.options = query.options
         self.actions: list[PlannedAction] = []
         topology, load, static = graph.snapshot.topology, graph.snapshot.load, graph.topology
-        nodes, services = topology.nodes, topology.services
-        self._cpu_needed = services.cpu_millicores.astype(np.float64)
-        self._memory_needed = services.memory_bytes.astype(np.float64)
-        held = np.bincount(
-            topology.replicas.node, self._memory_needed[topology.replicas.service], len(nodes.names)
+        self._cpu_needed = static.service_cpu_millicores
+        self._memory_needed = static.service_memory_bytes
+        self._memory_held: Float64Array = np.maximum(
+            static.node_replica_memory_bytes, load.node_memory_used_bytes
         )
-        self._memory_held: Float64Array = np.maximum(held, load.node_memory_used_bytes)
         self._cpu_held: Float64Array = load.node_cpu_used_millicores.astype(np.float64)
-        self._memory = nodes.memory_bytes.astype(np.float64)
-        self._cpu = nodes.cpu_millicores.astype(np.float64)
-        state = load.replica_state
-        self._starting: BoolArray = state == ReplicaState.STARTING
+        self._memory = static.node_memory_bytes
+        self._cpu = static.node_cpu_millicores
+        self._starting: BoolArray = load.replica_state == ReplicaState.STARTING
         self._outstanding = graph.table.outstanding.astype(np.float64)
         if query.pending_requests is not None:
             self._outstanding = self._outstanding + query.pending_requests
-        deletable = graph.live & static.replica_is_edge
-        if len(self.options.protected_services):
-            deletable &= ~np.isin(topology.replicas.service, self.options.protected_services)
-        self._deletable: BoolArray = deletable
-        shape = (graph.systems, graph.services)
-        node_system = static.node_system
-        group = node_system[topology.replicas.node] * graph.services + topology.replicas.service
-        self._live = np.bincount(group[graph.live], minlength=shape[0] * shape[1]).reshape(shape)
-        self._ready = np.bincount(group[graph.table.ready], minlength=shape[0] * shape[1]).reshape(shape)
-        pairs = (len(nodes.names), graph.services)
-        pair, size = static.replica_pair, pairs[0] * pairs[1]
-        starting, ready = deletable & self._starting, deletable & ~self._starting
-        self._deletable_starting = np.bincount(pair[starting], minlength=size).reshape(pairs)
-        self._deletable_ready = np.bincount(pair[ready], minlength=size).reshape(pairs)
-        self._touched: BoolArray = np.zeros(pairs, bool)
-        self._added: BoolArray = np.zeros(pairs, bool)
-        self._has_image = graph.node_live > 0
+        self._deletable: BoolArray = graph.live & static.replica_is_edge
+        starting, ready, _ = graph.node_counts
+        self._deletable_starting, self._deletable_ready = starting.copy(), ready.copy()
+        # Where an addition fails neither for want of the image nor for what was decided already.
+        self._addable: BoolArray = static.node_pulls_images[:, None] | (graph.node_live > 0)
+        self._forbid(static.cloud_nodes)
+        protected = self.options.protected_services
+        if len(protected):
+            self._deletable &= ~np.isin(topology.replicas.service, protected)
+            self._deletable_starting[:, protected] = self._deletable_ready[:, protected] = 0
+        starting, ready, _ = graph.system_counts
+        self._live = starting + ready
+        self._ready = ready.copy()
+        self._added: set[tuple[int, int]] = set()
         self._given = np.zeros(graph.systems, np.int64)
-        self._planned = np.zeros(shape, np.int64)
-        self.pending: Int64Array = np.zeros(shape, np.int64)
+        self._planned = np.zeros(self._live.shape, np.int64)
+        self.pending: Int64Array = np.zeros(self._live.shape, np.int64)
         bounds = (self.options.maximum_actions, self.options.ceiling)
         self.most: int = min((bound for bound in bounds if bound is not None), default=sys.maxsize)
+        if self.most < 1:
+            self._forbid(np.flatnonzero(static.node_is_edge))
         now_seconds = graph.snapshot.taken_at_seconds if query.now_seconds is None else query.now_seconds
         self._take_in(query.memory.given(now_seconds))
 
-    def additions(self, nodes: Int64Array) -> BoolArray:
+    def additions(self, nodes: Int64Array | slice) -> BoolArray:
         """bool [K, W]: whether a replica of each service may be added to each of K nodes (rows)."""
-        static = self.graph.topology
-        free = static.node_is_edge[nodes] & (self._given[static.node_system[nodes]] < self.most)
-        feasible = (self._memory_held[nodes, None] + self._memory_needed <= self._memory[nodes, None]) & (
-            self._cpu_held[nodes, None] + self._cpu_needed <= self._cpu[nodes, None]
+        feasible: BoolArray = (
+            self._memory_held[nodes, None] + self._memory_needed <= self._memory[nodes, None]
         )
-        feasible &= free[:, None]
-        feasible &= static.node_pulls_images[nodes, None] | self._has_image[nodes]
-        feasible &= ~self._touched[nodes]
+        feasible &= self._cpu_held[nodes, None] + self._cpu_needed <= self._cpu[nodes, None]
+        feasible &= self._addable[nodes]
         return feasible
 
-    def deletions(self, nodes: Int64Array) -> BoolArray:
+    def deletions(self, nodes: Int64Array | slice) -> BoolArray:
         """bool [K, W]: whether a replica of each service may be deleted from each of K nodes (rows)."""
         system = self.graph.topology.node_system[nodes]
-        feasible = self._deletable_ready[nodes] > 0
-        feasible &= self._ready[system] >= 2
+        feasible: BoolArray = self._deletable_ready[nodes] > 0
+        feasible &= (self._ready >= 2)[system]
         feasible |= self._deletable_starting[nodes] > 0
-        feasible &= self._live[system] >= 2
-        feasible &= (self._given[system] < self.most)[:, None]
-        feasible &= ~self._added[nodes]
+        feasible &= (self._live >= 2)[system]
         return feasible
 
     def mask(self, nodes: Int64Array) -> BoolArray:
@@ -189,8 +180,8 @@ class FramePlan:
 
     def actionable(self) -> BoolArray:
         """bool [N]: nodes on which something else than nothing is feasible."""
-        nodes = np.arange(len(self._memory), dtype=np.int64)
-        actionable: BoolArray = np.any(self.additions(nodes) | self.deletions(nodes), axis=1)
+        every = slice(None)
+        actionable: BoolArray = np.any(self.additions(every) | self.deletions(every), axis=1)
         return actionable
 
     def may_act(self, node: int) -> bool:
@@ -212,11 +203,15 @@ class FramePlan:
 
     def add(self, node: int, service: int, score: float = 0.0) -> bool:
         """Plans an addition; False if it is not feasible."""
-        if not self.additions(np.array([node]))[0, service]:
+        if (
+            not self._addable[node, service]
+            or self._memory_held[node] + self._memory_needed[service] > self._memory[node]
+            or self._cpu_held[node] + self._cpu_needed[service] > self._cpu[node]
+        ):
             return False
         self._take(node, service)
         system = int(self.graph.topology.node_system[node])
-        self._given[system] += 1
+        self._give(system)
         self._planned[system, service] += 1
         self.actions.append(
             PlannedAction(
@@ -239,14 +234,14 @@ class FramePlan:
         system = int(self.graph.topology.node_system[node])
         if (
             not self._deletable[replica]
-            or self._added[node, service]
+            or (node, service) in self._added
             or self._live[system, service] < 2
             or (not self._starting[replica] and self._ready[system, service] < 2)
             or self._given[system] >= self.most
         ):
             return False
         self._drop(replica)
-        self._given[system] += 1
+        self._give(system)
         self.actions.append(
             PlannedAction(
                 DeleteReplica(replica),
@@ -305,7 +300,23 @@ class FramePlan:
     def _take(self, node: int, service: int) -> None:
         self._memory_held[node] += self._memory_needed[service]
         self._cpu_held[node] += self._cpu_needed[service]
-        self._touched[node, service] = self._added[node, service] = True
+        self._settle(node, service)
+
+    def _settle(self, node: int, service: int) -> None:
+        """Neither adds to nor deletes from a pair to which a replica was added."""
+        self._added.add((node, service))
+        self._addable[node, service] = False
+        self._deletable_starting[node, service] = self._deletable_ready[node, service] = 0
+
+    def _give(self, system: int) -> None:
+        self._given[system] += 1
+        if self._given[system] >= self.most:
+            self._forbid(self.graph.topology.nodes_of_system[system])
+
+    def _forbid(self, nodes: Int64Array) -> None:
+        """Allows no action on some nodes (rows) any more."""
+        self._addable[nodes] = False
+        self._deletable_starting[nodes] = self._deletable_ready[nodes] = 0
 
     def _drop(self, replica: int) -> None:
         replicas = self.graph.snapshot.topology.replicas
@@ -318,7 +329,7 @@ class FramePlan:
         self._deletable[replica] = False
         self._live[system, service] -= 1
         self._ready[system, service] -= not starting
-        self._touched[node, service] = True
+        self._addable[node, service] = False
 
     def _take_in(self, earlier: list[GivenAddition | GivenDeletion]) -> None:
         topology = self.graph.snapshot.topology
@@ -332,9 +343,9 @@ class FramePlan:
                 if not shown:
                     self._take(node, service)
                     self.pending[system, service] += 1
-                self._touched[node, service] = self._added[node, service] = True
+                self._settle(node, service)
                 continue
-            self._touched[node, service] = True
+            self._addable[node, service] = False
             replica = topology.replica_index.get(given.endpoint)
             if replica is not None and self.graph.live[replica]:
                 self._drop(replica)

@@ -56,6 +56,7 @@ def pick_nodes(
     *,
     steps: int = DEFAULT_STEPS,
     temperature: float = 0.0,
+    with_log_probability: bool = True,
 ) -> NodePicks:
     """Picks up to H nodes of each system, without replacement.
 
@@ -68,6 +69,7 @@ def pick_nodes(
         random: samples, and breaks ties.
         steps: H.
         temperature: 0 picks the best.
+        with_log_probability: whether anybody learns from the picks; without, it is left 0.
     """
     allowed = plan.actionable()
     nodes_of_system = plan.graph.topology.nodes_of_system
@@ -81,6 +83,8 @@ def pick_nodes(
         values = scaled[candidates]
         order = _largest(values, random, min(steps, len(candidates)), sample=temperature > 0)
         picks[system, : len(order)] = candidates[order]
+        if not with_log_probability:
+            continue
         left = values.copy()
         for step, position in enumerate(order.tolist()):
             log_probability[system, step] = values[position] - _log_sum_exp(left)
@@ -95,6 +99,7 @@ def pick_actions(
     random: np.random.Generator,
     *,
     temperature: float = 0.0,
+    with_log_probability: bool = True,
 ) -> ActionPicks:
     """Picks one feasible action for each picked node and enters it in the plan.
 
@@ -106,24 +111,28 @@ def pick_actions(
         plan: masks, and takes the actions.
         random: samples, and breaks ties.
         temperature: 0 picks the best.
+        with_log_probability: whether anybody learns from the picks; without, it is left 0.
     """
     systems, steps, _ = scores.shape
+    scaled = scores.astype(np.float64) / (temperature or 1.0)
     nothing = plan.graph.services
     choice = np.full((systems, steps), nothing, np.int64)
     masks = np.zeros(scores.shape, bool)
     log_probability = np.zeros((systems, steps))
+    picked = picks.node != NO_NODE
     for step in range(steps):
-        active = np.flatnonzero(picks.node[:, step] != NO_NODE)
+        active = np.flatnonzero(picked[:, step])
         if not len(active):
             break
         # Systems are disjoint: what one takes does not change what is feasible in another.
         mask = plan.mask(picks.node[active, step])
         masks[active, step] = mask
-        values = np.where(mask, scores[active, step].astype(np.float64) / (temperature or 1.0), -np.inf)
+        values = np.where(mask, scaled[active, step], -np.inf)
         for row, system in enumerate(active.tolist()):
             chosen = int(_largest(values[row], random, 1, sample=temperature > 0)[0])
             choice[system, step] = chosen
-            log_probability[system, step] = values[row, chosen] - _log_sum_exp(values[row])
+            if with_log_probability:
+                log_probability[system, step] = values[row, chosen] - _log_sum_exp(values[row])
             above_nothing = float(scores[system, step, chosen] - scores[system, step, nothing])
             if not plan.choose(int(picks.node[system, step]), chosen, above_nothing):
                 raise AssertionError("the mask allows an action that the plan refuses")

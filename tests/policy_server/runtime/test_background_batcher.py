@@ -137,3 +137,10 @@ async def test_other_work_takes_its_turn(batcher: BackgroundBatcher[int, int], d
     assert await first == 2
     assert await batcher.decide(2) == 4
     assert order == list(doubler.threads)
+
+
+async def test_a_query_after_the_end_is_refused(batcher: BackgroundBatcher[int, int]) -> None:
+    assert await batcher.decide(1) == 2
+    batcher.close()
+    with pytest.raises(RuntimeError, match="shutdown"):
+        await asyncio.wait_for(batcher.decide(2), 30)

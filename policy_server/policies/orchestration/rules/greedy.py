@@ -81,6 +81,5 @@ class Greedy(OrchestrationRule):
 def access_point_need(plan: FramePlan) -> Float64Array:
     """float64 [A, W]: see :class:`Greedy`."""
     graph = plan.graph
-    access_point_cpu = np.maximum(graph.table.static.access_point_cpu_millicores.astype(np.float64), 1.0)
     unhosted = np.where(graph.access_point_live == 0, graph.demand_millicores, 0.0)
-    return (graph.access_point_waiting_work + unhosted) / access_point_cpu[:, None]
+    return (graph.access_point_waiting_work + unhosted) / graph.topology.access_point_cpu_millicores[:, None]

@@ -165,7 +165,7 @@ def schedule_rates(plan: FramePlan) -> RateSchedule:
             replica_share=execution * static.inverse_concurrency[rows],
         )
         if not near:
-            unserved = graph.per_system(far)
+            unserved = graph.topology.per_system(far)
         remaining = (far if near else unserved).ravel()
         for step in range(STEPS_PER_TIER):
             accepted = accept(routes, remaining / (STEPS_PER_TIER - step), node_room, replica_room)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,7 +21,7 @@ from policy_server.cluster.snapshot import (
     idle_load,
 )
 from policy_server.policies.orchestration.memory import FrameMemory
-from policy_server.policies.orchestration.plan import FramePlan, OrchestrationOptions
+from policy_server.policies.orchestration.plan import FramePlan, OrchestrationOptions, PlannedAction
 from tests.support.orchestrating import assert_feasible, crowded_snapshots, option_sets, query_of
 from tests.support.systems import (
     Endpoint,
@@ -31,13 +32,20 @@ from tests.support.systems import (
 )
 
 
-def expected_mask(snapshot: Snapshot, options: OrchestrationOptions) -> BoolArray:
-    """bool [N, 2W + 1] of a plan without actions, by the rules as they are written."""
+def expected_mask(
+    snapshot: Snapshot, options: OrchestrationOptions, actions: Sequence[PlannedAction] = ()
+) -> BoolArray:
+    """bool [N, 2W + 1] of a plan with some actions on one system, by the rules as they are written."""
     topology, load = snapshot.topology, snapshot.load
     nodes, services, replicas = topology.nodes, topology.services, topology.replicas
     width, rows = len(services.names), range(len(replicas.endpoints))
     mask = np.zeros((len(nodes.names), 2 * width + 1), bool)
     mask[:, width] = True
+    if options.maximum_actions is not None and len(actions) >= options.maximum_actions:
+        return mask
+    added = [(done.node, done.service) for done in actions if isinstance(done.action, AddReplica)]
+    gone = [done.action.replica for done in actions if isinstance(done.action, DeleteReplica)]
+    touched = [(done.node, done.service) for done in actions]
     clouds = [row for row, cloud in enumerate(topology.access_points.is_cloud) if cloud]
     for node in range(len(nodes.names)):
         if nodes.access_point[node] in clouds:
@@ -46,30 +54,35 @@ def expected_mask(snapshot: Snapshot, options: OrchestrationOptions) -> BoolArra
         held = max(
             float(load.node_memory_used_bytes[node]),
             sum(float(services.memory_bytes[replicas.service[row]]) for row in here),
+        ) + sum(float(services.memory_bytes[service]) for where, service in added if where == node)
+        cpu = float(load.node_cpu_used_millicores[node]) + sum(
+            float(services.cpu_millicores[service]) for where, service in added if where == node
         )
         linked = any(
             source in clouds and target == nodes.access_point[node]
             for source, target in zip(topology.links.source, topology.links.target, strict=True)
         )
         for service in range(width):
-            own = [
+            live = [
                 row
-                for row in here
-                if replicas.service[row] == service and load.replica_state[row] != ReplicaState.DRAINING
+                for row in rows
+                if replicas.service[row] == service
+                and load.replica_state[row] != ReplicaState.DRAINING
+                and row not in gone
             ]
+            ready = [row for row in live if load.replica_state[row] == ReplicaState.READY]
+            own = [row for row in live if row in here]
             mask[node, width + 1 + service] = (
                 held + float(services.memory_bytes[service]) <= float(nodes.memory_bytes[node])
-                and float(load.node_cpu_used_millicores[node]) + float(services.cpu_millicores[service])
-                <= float(nodes.cpu_millicores[node])
+                and cpu + float(services.cpu_millicores[service]) <= float(nodes.cpu_millicores[node])
                 and bool(own or linked or not clouds)
+                and (node, service) not in touched
             )
-            states = [load.replica_state[row] for row in rows if replicas.service[row] == service]
-            live = sum(state != ReplicaState.DRAINING for state in states)
-            ready = states.count(ReplicaState.READY)
             mask[node, service] = (
                 service not in options.protected_services
-                and live >= 2
-                and any(load.replica_state[row] == ReplicaState.STARTING or ready >= 2 for row in own)
+                and (node, service) not in added
+                and len(live) >= 2
+                and any(row not in ready or len(ready) >= 2 for row in own)
             )
     return mask
 
@@ -100,12 +113,32 @@ def test_whatever_is_chosen_from_the_mask_is_feasible_together(
 
 
 @given(crowded_snapshots(), st.data())
+def test_mask_after_actions_is_what_the_rules_say(snapshot: Snapshot, data: st.DataObject) -> None:
+    options = data.draw(option_sets(len(snapshot.topology.services.names)))
+    plan = FramePlan(query_of(snapshot, options))
+    random = np.random.default_rng(data.draw(st.integers(0, 2**16)))
+    nodes = np.arange(len(snapshot.topology.nodes.names))
+    for _ in range(8):
+        node, width = int(random.choice(nodes)), plan.graph.services
+        feasible = np.flatnonzero(plan.mask(np.array([node]))[0])
+        something = feasible[feasible != width]
+        if len(something):
+            assert plan.choose(node, int(random.choice(something)))
+        np.testing.assert_array_equal(plan.mask(nodes), expected_mask(snapshot, options, plan.actions))
+
+
+@given(crowded_snapshots(), st.data())
 def test_what_the_mask_forbids_is_refused(snapshot: Snapshot, data: st.DataObject) -> None:
-    plan = FramePlan(query_of(snapshot))
+    options = data.draw(option_sets(len(snapshot.topology.services.names)))
+    plan = FramePlan(query_of(snapshot, options))
+    random = np.random.default_rng(data.draw(st.integers(0, 2**16)))
+    for node in random.integers(len(snapshot.topology.nodes.names), size=3).tolist():
+        plan.choose(node, int(random.choice(np.flatnonzero(plan.mask(np.array([node]))[0]))))
+    before = list(plan.actions)
     node = data.draw(st.integers(0, len(snapshot.topology.nodes.names) - 1))
     for choice in np.flatnonzero(~plan.mask(np.array([node]))[0]).tolist():
         assert not plan.choose(node, choice)
-    assert plan.actions == []
+    assert plan.actions == before
 
 
 @given(crowded_snapshots(), st.integers(0, 2**16))

@@ -74,6 +74,33 @@ def test_log_probabilities_are_those_of_a_masked_softmax(
         assert again.choose(node, chosen)
 
 
+@given(crowded_snapshots(), st.integers(0, 2**16), st.sampled_from([0.0, 1.0]))
+def test_picks_are_the_same_when_nobody_learns_from_them(
+    snapshot: Snapshot, seed: int, temperature: float
+) -> None:
+    plans = [plan_of(snapshot), plan_of(snapshot)]
+    nodes, width = len(snapshot.topology.nodes.names), 2 * plans[0].graph.services + 1
+    of_scores = np.random.default_rng(seed)
+    node_scores = of_scores.normal(size=nodes).astype(np.float32)
+    scores = of_scores.normal(size=(1, 3, width)).astype(np.float32)
+    made = []
+    for plan, learning in zip(plans, (True, False), strict=True):
+        random = np.random.default_rng(seed)
+        picks = pick_nodes(
+            node_scores, plan, random, steps=3, temperature=temperature, with_log_probability=learning
+        )
+        actions = pick_actions(
+            scores, picks, plan, random, temperature=temperature, with_log_probability=learning
+        )
+        made.append((picks, actions))
+    (learnt, learnt_actions), (served, served_actions) = made
+    np.testing.assert_array_equal(served.node, learnt.node)
+    np.testing.assert_array_equal(served_actions.choice, learnt_actions.choice)
+    assert plans[0].actions == plans[1].actions
+    assert not served.log_probability.any()
+    assert not served_actions.log_probability.any()
+
+
 def test_samples_come_as_often_as_their_probability_says() -> None:
     snapshot = example_snapshot(
         example_topology(nodes=3, access_points=1, services=1, replicas_per_service=3)
