@@ -92,6 +92,48 @@ def test_the_rules_notice_an_import(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert found == ["module.py imports policy_server.api", "module.py imports torch.nn"]
 
 
+def stacked_decorators(source: str) -> list[str]:
+    """Functions and classes with the same decorator twice, or with two that each make a descriptor.
+
+    Python 3.13 no longer lets classmethod wrap another descriptor: such a method is not callable there.
+    """
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names = [ast.unparse(decorator) for decorator in node.decorator_list]
+            binding = {"classmethod", "staticmethod", "property"} & set(names)
+            if len(set(names)) < len(names) or len(binding) > 1:
+                found.append(f"{node.name}: {', '.join(names)}")
+    return found
+
+
+def test_no_decorator_is_stacked_on_itself() -> None:
+    folders = ("policy_server", "training", "bench", "tests")
+    modules = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    assert len(modules) > 100
+    found = [
+        f"{path.relative_to(ROOT)}: {method}"
+        for path in modules
+        for method in stacked_decorators(path.read_text())
+    ]
+    assert not found
+
+
+@pytest.mark.parametrize(
+    ("decorators", "count"),
+    [
+        (["classmethod"], 0),
+        (["classmethod", "classmethod"], 1),
+        (["classmethod", "property"], 1),
+        (["staticmethod", "staticmethod"], 1),
+        (["p('a', [1])", "p('b', [1])"], 0),
+    ],
+)
+def test_the_rule_notices_stacked_decorators(decorators: list[str], count: int) -> None:
+    lines = [*(f"    @{decorator}" for decorator in decorators), "    def of(cls): ..."]
+    assert len(stacked_decorators("\n".join(["class Graph:", *lines]))) == count
+
+
 def in_a_process_of_its_own(program: str) -> None:
     answer = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False
