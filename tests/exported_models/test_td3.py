@@ -122,7 +122,9 @@ def test_waits_less_than_the_threshold_rule_with_no_more_cpu(policy: ActorScalin
         provisioned_level=LEVELS[load],
     )
     assert ours.cpu_cores.mean() < rule.cpu_cores.mean() * 1.05
-    assert ours.latency_seconds.sum() / ours.requests.sum() < rule.latency_seconds.sum() / rule.requests.sum()
+    # Episode by episode: a queue that piles up or does not, which rounding decides, can outweigh all others in a sum.
+    ratio = (ours.latency_seconds / ours.requests) / (rule.latency_seconds / rule.requests)
+    assert np.exp(np.log(ratio).mean()) < 1
 
 
 def evaluations(bundle: Bundle) -> dict[str, dict[str, Any]]:
