@@ -113,7 +113,8 @@ def test_dearer_resources_are_spared(policy: ActorScaling, seen: tuple[Fleet, Me
 @pytest.mark.parametrize("load", Load)
 def test_waits_less_than_the_threshold_rule_with_no_more_cpu(policy: ActorScaling, load: Load) -> None:
     application = sock_shop()
-    episode = EpisodeSource(application).validation(2, 600, LEVELS[load])
+    # Whether a queue piles up in an episode can hang on rounding, so there are enough of them that none decides.
+    episode = EpisodeSource(application).validation(8, 600, LEVELS[load])
     ours = run_trials(application, policy, episode, provisioned_level=LEVELS[load])
     rule = run_trials(
         application,
@@ -122,9 +123,7 @@ def test_waits_less_than_the_threshold_rule_with_no_more_cpu(policy: ActorScalin
         provisioned_level=LEVELS[load],
     )
     assert ours.cpu_cores.mean() < rule.cpu_cores.mean() * 1.05
-    # Episode by episode: a queue that piles up or does not, which rounding decides, can outweigh all others in a sum.
-    ratio = (ours.latency_seconds / ours.requests) / (rule.latency_seconds / rule.requests)
-    assert np.exp(np.log(ratio).mean()) < 1
+    assert ours.latency_seconds.sum() / ours.requests.sum() < rule.latency_seconds.sum() / rule.requests.sum()
 
 
 def evaluations(bundle: Bundle) -> dict[str, dict[str, Any]]:
