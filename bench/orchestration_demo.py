@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import grpc
 import numpy as np
-from hdrh.histogram import HdrHistogram
 
 from bench.commands import policy_server_command
 from bench.server_process import ServerProcess, free_port
@@ -91,6 +91,39 @@ class OrchestrationDemoPlan:
 
 
 @dataclass(frozen=True)
+class OrchestrateCalls:
+    """Orchestrate calls and what they came to.
+
+    Attributes:
+        seconds: of each call, as the Python client sees it.
+        learned: calls answered by a model.
+        fallbacks: calls answered by the fallback policy.
+    """
+
+    seconds: tuple[float, ...] = ()
+    learned: int = 0
+    fallbacks: int = 0
+
+    def __add__(self, other: OrchestrateCalls) -> OrchestrateCalls:
+        """Both together."""
+        return OrchestrateCalls(
+            self.seconds + other.seconds, self.learned + other.learned, self.fallbacks + other.fallbacks
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Median and slowest in seconds, and shares; null without calls."""
+        calls = len(self.seconds)
+        return {
+            "orchestrate_calls": calls,
+            "decision_seconds": {"p50": median(self.seconds), "slowest": max(self.seconds)}
+            if calls
+            else None,
+            "learned_share": self.learned / calls if calls else None,
+            "fallback_share": self.fallbacks / calls if calls else None,
+        }
+
+
+@dataclass(frozen=True)
 class OrchestrationDemoResult:
     """One combination's run.
 
@@ -100,11 +133,7 @@ class OrchestrationDemoResult:
         pulled_bytes: of images.
         requests: that arrived.
         actions_per_frame: replicas added and deleted.
-        calls: Orchestrate calls made.
-        p50_seconds: of a call, seen by the Python client; NaN without calls.
-        p99_seconds: likewise.
-        learned_share: calls answered by a model; NaN without calls.
-        fallback_share: calls answered by the fallback policy; NaN without calls.
+        asked: its Orchestrate calls.
     """
 
     throughput_rate: float
@@ -112,11 +141,7 @@ class OrchestrationDemoResult:
     pulled_bytes: float
     requests: int
     actions_per_frame: float
-    calls: int
-    p50_seconds: float
-    p99_seconds: float
-    learned_share: float
-    fallback_share: float
+    asked: OrchestrateCalls
 
     @property
     def cost_bytes(self) -> float:
@@ -125,17 +150,13 @@ class OrchestrationDemoResult:
 
     def to_json(self, reference_cost_bytes: float) -> dict[str, Any]:
         """The figures, costs relative to that of the reference; null for what no call was made for."""
-        asked = self.calls > 0
         return {
             "throughput_rate": self.throughput_rate,
             "scheduling_cost": self.cost_bytes / reference_cost_bytes,
             "pulled_cost": self.pulled_bytes / reference_cost_bytes,
             "actions_per_frame": self.actions_per_frame,
             "requests": self.requests,
-            "orchestrate_calls": self.calls,
-            "decision_seconds": {"p50": self.p50_seconds, "p99": self.p99_seconds} if asked else None,
-            "learned_share": self.learned_share if asked else None,
-            "fallback_share": self.fallback_share if asked else None,
+            **self.asked.to_json(),
         }
 
 
@@ -177,16 +198,13 @@ def run_orchestration_demo(
 
 
 @dataclass
-class _Asked:
-    """Orchestrate calls and what they came to."""
+class _Asking:
+    """Asks one policy about one system, frame by frame."""
 
     orchestrate: Callable[..., OrchestrateResponse]
     policy: str
     maximum_actions: int | None
-    latency: HdrHistogram = field(default_factory=lambda: HdrHistogram(1, 60_000_000, 3))
-    learned: int = 0
-    fallbacks: int = 0
-    calls: int = 0
+    calls: OrchestrateCalls = OrchestrateCalls()
 
     def decide(self, snapshot: Snapshot) -> list[OrchestrationAction]:
         """The actions that the server answers, as rows of the snapshot's topology."""
@@ -194,16 +212,17 @@ class _Asked:
         request = OrchestrateRequest(
             inline_state=FullState(topology=topology_to_message(topology), load=load_to_message(snapshot)),
             policy=self.policy,
-            seed=self.calls,
+            max_actions=self.maximum_actions,
+            seed=len(self.calls.seconds),
         )
-        if self.maximum_actions is not None:
-            request.max_actions = self.maximum_actions
         started = time.perf_counter()
         response = self.orchestrate(request, timeout=CALL_TIMEOUT_SECONDS)
-        self.latency.record_value(max(1, round((time.perf_counter() - started) * 1e6)))
-        self.calls += 1
-        self.learned += response.provenance.source == DecisionSource.DECISION_SOURCE_LEARNED
-        self.fallbacks += response.provenance.source == DecisionSource.DECISION_SOURCE_FALLBACK
+        source = response.provenance.source
+        self.calls += OrchestrateCalls(
+            (time.perf_counter() - started,),
+            int(source == DecisionSource.DECISION_SOURCE_LEARNED),
+            int(source == DecisionSource.DECISION_SOURCE_FALLBACK),
+        )
         return [
             AddReplica(topology.service_index[action.service], topology.node_index[action.node])
             if action.kind == ActionKind.ACTION_KIND_ADD
@@ -228,7 +247,7 @@ def _run(
     )
     environment = OrchestrationEnvironment(simulator, slot_stepper(simulator, requests))
     per_frame = simulator.config.slots_per_frame
-    asked = _Asked(
+    asking = _Asking(
         orchestrate,
         ORCHESTRATION_BUNDLE if orchestration == LEARNED else orchestration,
         None if orchestration == "gsp-ss" else plan.maximum_actions,
@@ -245,7 +264,7 @@ def _run(
     actions = 0
     while simulator.slot < end:
         chosen = (
-            decided(beside, environment.query(), random) if beside else asked.decide(simulator.snapshot())
+            decided(beside, environment.query(), random) if beside else asking.decide(simulator.snapshot())
         )
         actions += len(chosen)
         environment.step(chosen, slots=min(interval, end - simulator.slot), observer=beside)
@@ -253,16 +272,11 @@ def _run(
     while not simulator.done:
         environment.step([], slots=1)
     result = simulator.results()[0]
-    calls = asked.calls
     return OrchestrationDemoResult(
         throughput_rate=result.throughput_rate,
         forwarded_bytes=result.forwarded_bytes,
         pulled_bytes=result.pulled_bytes,
         requests=result.arrived,
         actions_per_frame=actions / plan.frames,
-        calls=calls,
-        p50_seconds=asked.latency.get_value_at_percentile(50) / 1e6 if calls else float("nan"),
-        p99_seconds=asked.latency.get_value_at_percentile(99) / 1e6 if calls else float("nan"),
-        learned_share=asked.learned / calls if calls else float("nan"),
-        fallback_share=asked.fallbacks / calls if calls else float("nan"),
+        asked=asking.calls,
     )

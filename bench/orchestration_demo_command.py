@@ -111,7 +111,8 @@ def orchestration_demo_command(
     console = console if console.is_terminal else Console(width=_PIPED_WIDTH)
     console.print(_rates(plan, results, reference))
     console.print(_calls(plan, results))
-    console.print(_reading(results, reference), soft_wrap=True, highlight=False)
+    console.print(_explanations())
+    console.print(_reading(results, reference), highlight=False)
 
 
 def _names(option: str, listed: str, known: tuple[str, ...]) -> tuple[str, ...]:
@@ -152,33 +153,59 @@ def _rates(
 
 
 def _calls(plan: OrchestrationDemoPlan, results: Mapping[str, OrchestrationDemoResult]) -> Table:
+    from bench.orchestration_demo import OrchestrateCalls
+
     table = Table(title="orchestration, over all dispatch policies")
     table.add_column("policy", no_wrap=True)
-    for heading in (
-        "actions/frame",
-        "pulled, GB",
-        "Orchestrate calls",
-        "p50",
-        "p99",
-        "by model",
-        "fallbacks",
-    ):
+    for heading in ("actions/frame", "pulled, GB", "calls", "p50", "slowest", "by model", "fallbacks"):
         table.add_column(heading, justify="right", no_wrap=True)
     for half in plan.orchestration:
         own = [results[f"{dispatch}+{half}"] for dispatch in plan.dispatch]
-        calls = sum(result.calls for result in own)
-        asked = [result for result in own if result.calls]
+        asked = sum((result.asked for result in own), OrchestrateCalls()).to_json()
+        seconds = asked["decision_seconds"]
         table.add_row(
             half,
             f"{sum(result.actions_per_frame for result in own) / len(own):.1f}",
             f"{sum(result.pulled_bytes for result in own) / len(own) / 1e9:.1f}",
-            f"{calls:,}" if calls else "none",
-            f"{sum(result.p50_seconds for result in asked) / len(asked) * 1e3:.1f} ms" if asked else "-",
-            f"{max(result.p99_seconds for result in asked) * 1e3:.1f} ms" if asked else "-",
-            f"{sum(result.learned_share for result in asked) / len(asked):.0%}" if asked else "-",
-            f"{sum(result.fallback_share for result in asked) / len(asked):.0%}" if asked else "-",
+            *(
+                (
+                    f"{asked['orchestrate_calls']:,}",
+                    f"{seconds['p50'] * 1e3:.1f} ms",
+                    f"{seconds['slowest'] * 1e3:.1f} ms",
+                    f"{asked['learned_share']:.0%}",
+                    f"{asked['fallback_share']:.0%}",
+                )
+                if seconds
+                else ("none", "-", "-", "-", "-")
+            ),
         )
     return table
+
+
+def _explanations() -> Table:
+    grid = Table.grid(padding=(0, 2))
+    for column, meaning in (
+        (
+            "throughput rate",
+            "requests answered within their deadline / requests arrived; requests are dispatched within the "
+            "simulation, by the server's own policies",
+        ),
+        ("cost", "second number: bytes of requests forwarded and images pulled, relative to native+native"),
+        (
+            "calls",
+            "Orchestrate calls over gRPC, one per frame with the state of the cluster; static asks nothing, and the "
+            "autoscaler of native runs beside the server, on the simulated clock",
+        ),
+        (
+            "p50, slowest",
+            "as the Python client sees them, which shares the cores with server and simulator; `policy-bench "
+            "orchestrate` measures the server alone",
+        ),
+        ("by model", "share of the calls that the learned policy answered"),
+        ("fallbacks", "share of the calls that the fallback answered in place of the policy asked for"),
+    ):
+        grid.add_row(column, meaning)
+    return grid
 
 
 def _reading(results: Mapping[str, OrchestrationDemoResult], reference: float) -> str:
@@ -186,7 +213,5 @@ def _reading(results: Mapping[str, OrchestrationDemoResult], reference: float) -
     found = results[best]
     return (
         f"Most requests in time: {best}, {found.throughput_rate:.3f}, at {found.cost_bytes / reference:.2f} times the "
-        "bytes that native+native moves (requests forwarded and images pulled). Calls as the Python client sees them, "
-        "which shares the cores with server and simulator; `policy-bench orchestrate` measures the server alone. One "
-        "seed: intervals are in docs/orchestration-training.md."
+        "bytes of native+native. One seed; intervals over 20 are in docs/orchestration-training.md."
     )
