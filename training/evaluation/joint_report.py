@@ -12,8 +12,12 @@ import matplotlib as mpl
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 
+from policy_server.policies.heuristics import HEURISTIC_DISPATCH_NAMES
+from policy_server.policies.orchestration.rules import HEURISTIC_ORCHESTRATION_NAMES
+from training.evaluation.dispatch import LEARNED
+from training.evaluation.joint import OURS
+
 REPORT_FILE = "report.md"
-OURS = "kais+kais"
 
 Evaluation = Mapping[str, Any]
 
@@ -63,17 +67,16 @@ _ABLATIONS = (
     "frame only. `kais-alone+kais` has halves that were trained apart, `@H` takes at most H actions per frame, other "
     "names are models trained otherwise."
 )
-_PLAIN = {"kais", "gsp-ss", "native", "greedy", "firmament", "static"}
 
 
 def is_ablation(name: str) -> bool:
     """Whether a combination is ours with a part missing or changed, and not a baseline."""
     dispatch, _, orchestration = name.partition("+")
-    if name == OURS:
-        return False
-    changed = not {dispatch, orchestration} <= _PLAIN
-    one_time_scale = name in {"kais+static", "native+kais", "greedy+kais"}
-    return one_time_scale or (changed and "kais" in {dispatch, orchestration.partition("@")[0]})
+    plain = dispatch in (LEARNED, *HEURISTIC_DISPATCH_NAMES) and orchestration in (
+        LEARNED,
+        *HEURISTIC_ORCHESTRATION_NAMES,
+    )
+    return not plain or name in {"kais+static", "native+kais", "greedy+kais"}
 
 
 def _section(folder: Path, stem: str, evaluations: Sequence[Evaluation], names: Sequence[str]) -> list[str]:
