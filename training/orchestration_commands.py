@@ -246,9 +246,10 @@ def train_jointly(
             two_scales.train(config, state, started_runners, validate, on_round=on_round)
         except RunnerError as error:
             raise click.ClickException(str(error)) from None
-    create_run(folder / "dispatch", cmmac_config)
+    dispatch_learning, orchestration_learning = two_scales.learning_configs(config, state)
+    create_run(folder / "dispatch", dispatch_learning)
     save_checkpoint(folder / "dispatch", state.dispatch)
-    create_run(folder / "orchestration", gpg_config)
+    create_run(folder / "orchestration", orchestration_learning)
     save_checkpoint(folder / "orchestration", state.orchestration)
     summary = write_summary()
     if as_json:

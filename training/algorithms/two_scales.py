@@ -190,14 +190,29 @@ def _portions(config: JointConfig) -> list[tuple[int, int]]:
     return [(1, int(share)) for share in shares]
 
 
-def _train_orchestration(config: JointConfig, state: JointState, runners: Runners, updates: int) -> None:
-    learning = replace(
+def learning_configs(config: JointConfig, state: JointState) -> tuple[CmmacConfig, GpgConfig]:
+    """The hyperparameters that dispatch and orchestration go on learning with, on the same systems."""
+    orchestration = replace(
         state.orchestration_config,
         seed=config.seed,
         updates=config.rounds * config.orchestration_updates,
         learning_rate=config.orchestration_learning_rate,
         cost_weight=config.cost_weight,
     )
+    dispatch = replace(
+        state.dispatch_config,
+        seed=config.seed,
+        updates=config.rounds * config.dispatch_updates,
+        learning_rate=config.dispatch_learning_rate,
+        cost_weight=config.cost_weight,
+        presets=orchestration.presets,
+        load_range=orchestration.load_range,
+    )
+    return dispatch, orchestration
+
+
+def _train_orchestration(config: JointConfig, state: JointState, runners: Runners, updates: int) -> None:
+    _, learning = learning_configs(config, state)
     gpg.train(
         learning,
         state.orchestration,
@@ -208,26 +223,14 @@ def _train_orchestration(config: JointConfig, state: JointState, runners: Runner
 
 
 def _train_dispatch(config: JointConfig, state: JointState, updates: int) -> None:
-    learning = replace(
-        state.dispatch_config,
-        seed=config.seed,
-        updates=config.rounds * config.dispatch_updates,
-        learning_rate=config.dispatch_learning_rate,
-        cost_weight=config.cost_weight,
-        presets=state.orchestration_config.presets,
-        load_range=state.orchestration_config.load_range,
-    )
-
-    def environments(
-        dispatch: CmmacConfig, random: np.random.Generator, rollouts: int
-    ) -> OrchestratedDispatchEnvironment:
-        return orchestrated_systems(dispatch, state, random, cmmac.rollout_slots(dispatch, rollouts))
-
+    learning, _ = learning_configs(config, state)
     cmmac.train(
         learning,
         state.dispatch,
         on_update=lambda current, figures: None,
-        environments=environments,
+        environments=lambda dispatch, random, rollouts: orchestrated_systems(
+            dispatch, state, random, cmmac.rollout_slots(dispatch, rollouts)
+        ),
         until=state.dispatch.update + updates,
     )
 
