@@ -179,6 +179,13 @@ def save_checkpoint(folder: Path, state: CmmacState | GpgState) -> None:
     write_history(folder, state.history)
 
 
+def write_run(folder: Path, config: CmmacConfig | GpgConfig, state: CmmacState | GpgState) -> None:
+    """Writes a whole run, over one that is there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_config(folder, config)
+    save_checkpoint(folder, state)
+
+
 def load_checkpoint(folder: Path, algorithm: Algorithm[ConfigT, StateT]) -> tuple[ConfigT, StateT]:
     """Configuration and state of a run.
 

@@ -40,7 +40,6 @@ from training.algorithms.cmmac import CmmacConfig  # isort: skip
 from training.algorithms.gpg import GpgConfig  # isort: skip
 from training.orchestration_commands import (  # isort: skip
     evaluate_joint,
-    joint_command,
     train_jointly,
     train_orchestration,
 )
@@ -286,6 +285,7 @@ def export_command(
     from policy_server.runtime.bundle import BundleError
     from training.checkpoints import DISPATCH, ORCHESTRATION, RunError, load_checkpoint, orchestrates
     from training.export import ExportError, write_dispatch_bundle, write_orchestration_bundle
+    from training.joint_runs import joint_command
 
     recorded = recorded_evaluations(evaluations)
     command = joint_command(folder)

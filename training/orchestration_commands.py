@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from rich.table import Table
 
 from training.algorithms.gpg import GpgConfig
 from training.algorithms.two_scales import JointConfig
-from training.hyperparameters import command_line, given_hyperparameters, hyperparameter_options
+from training.hyperparameters import given_hyperparameters, hyperparameter_options
 from training.options import scenario_options
 from training.orchestration_scenarios import DEFAULT_SETTING, DEFAULT_STEPS
 from training.progress import progress_bar
@@ -152,11 +152,11 @@ def train_orchestration(
     required=True,
     help="Folder for the best pair, as the runs `dispatch` and `orchestration` to export, and for joint.json.",
 )
+@click.option("--resume", is_flag=True, help="Go on after the run's latest round.")
 @click.option(
     "--orchestration-run",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
-    required=True,
-    help="Run of `policy-train orchestrate` to start from.",
+    help="Run of `policy-train orchestrate` to start from.  [required without --resume]",
 )
 @click.option(
     "--models",
@@ -176,7 +176,8 @@ def train_orchestration(
 @hyperparameter_options(JointConfig)
 def train_jointly(
     folder: Path,
-    orchestration_run: Path,
+    resume: bool,
+    orchestration_run: Path | None,
     models: Path | None,
     threads: int,
     runners: int,
@@ -184,95 +185,91 @@ def train_jointly(
     as_json: bool,
     **arguments: Any,
 ) -> None:
-    """Train dispatch and orchestration for each other: one alone, in turn or together; keep the best pair."""
+    """Train dispatch and orchestration for each other: one alone, in turn or together; keep the best pair.
+
+    Every round is kept when it ends; stop with Ctrl-C and go on with --resume.
+    """
     import torch
 
     from policy_server.runtime.bundle import BundleError
     from training.algorithms import two_scales
     from training.algorithms.runners import RunnerError, start_runners
-    from training.checkpoints import ORCHESTRATION, RunError, create_run, load_checkpoint, save_checkpoint
-    from training.orchestration_validation import OrchestrationValidation, ValidationFigures
+    from training.checkpoints import ORCHESTRATION, RunError, load_checkpoint
+    from training.joint_runs import JointRun
+    from training.orchestration_validation import OrchestrationValidation
     from training.restore import shipped_dispatch
 
     torch.set_num_threads(threads)
+    given = given_hyperparameters(JointConfig, arguments)
+    if resume and (orchestration_run or models):
+        raise click.UsageError(
+            "--resume goes on with the run's own pair; leave --orchestration-run and --models out"
+        )
+    if not resume and orchestration_run is None:
+        raise click.UsageError(
+            "Missing option '--orchestration-run': a run of `policy-train orchestrate` to start from, or --resume"
+        )
     try:
-        config = JointConfig(**given_hyperparameters(JointConfig, arguments))
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
-    if (folder / JOINT_FILE).exists():
-        raise click.ClickException(f"{folder}: holds a run already; choose another folder")
-    try:
-        gpg_config, gpg_state = load_checkpoint(orchestration_run, ORCHESTRATION)
-        cmmac_config, cmmac_state = shipped_dispatch(models)
+        if orchestration_run is None:
+            run, state = JointRun.resume(folder, given)
+        else:
+            try:
+                config = JointConfig(**given)
+            except ValueError as error:
+                raise click.UsageError(str(error)) from None
+            orchestration = load_checkpoint(orchestration_run, ORCHESTRATION)
+            state = two_scales.JointState(*shipped_dispatch(models), *orchestration)
+            run = JointRun.create(folder, config, state)
         started_runners = start_runners(runners, ray_address)
     except (RunError, RunnerError, BundleError, LookupError, ValueError) as error:
         raise click.ClickException(str(error)) from None
-    state = two_scales.JointState(cmmac_config, cmmac_state, gpg_config, gpg_state)
-    found: list[ValidationFigures] = []
+    config = run.config
 
     def validate(pair: two_scales.JointState) -> float:
         validation = OrchestrationValidation(
-            preset=gpg_config.presets[0], steps=gpg_config.steps, dispatch=pair.dispatch.actor
+            preset=pair.orchestration_config.presets[0],
+            steps=pair.orchestration_config.steps,
+            dispatch=pair.dispatch.actor,
         )
-        found.append(validation.actor(pair.orchestration.actor))
-        return found[-1].score(config.cost_weight)
-
-    def write_summary() -> dict[str, Any]:
-        scores = [figures.score(config.cost_weight) for figures in found]
-        summary = {
-            "run": str(folder),
-            "command": command_line(
-                ("policy-train", "joint", "--run", "RUN", "--orchestration-run", "ORCHESTRATION_RUN"), config
-            ),
-            "config": asdict(config),
-            "validation": [asdict(figures) for figures in found],
-            "validation_scores": scores,
-            "best_round": scores.index(max(scores)),
-        }
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / JOINT_FILE).write_text(json.dumps(summary, indent=2) + "\n")
-        return summary
+        run.figures.append(validation.actor(pair.orchestration.actor))
+        return run.scores[-1]
 
     with started_runners, progress_bar() as progress:
-        task = progress.add_task(config.schedule, total=config.rounds, figures="validating the pair given")
+        task = progress.add_task(
+            config.schedule,
+            total=config.rounds,
+            completed=max(len(run.figures) - 1, 0),
+            figures="going on" if run.figures else "validating the pair given",
+        )
 
-        def on_round(number: int, pair: two_scales.JointState, rate: float) -> None:
+        def on_round(number: int, pair: two_scales.JointState) -> None:
+            run.keep(pair)
+            latest = run.figures[-1]
             progress.update(
-                task, completed=number, figures=f"validation throughput rate {found[-1].throughput_rate:.4f}"
+                task,
+                completed=number,
+                figures=f"validation: throughput rate {latest.throughput_rate:.4f}, "
+                f"{latest.moved_per_payload:.3f} bytes moved per byte of payload",
             )
-            write_summary()
 
         try:
-            two_scales.train(config, state, started_runners, validate, on_round=on_round)
+            two_scales.train(config, state, started_runners, validate, on_round=on_round, scores=run.scores)
         except RunnerError as error:
             raise click.ClickException(str(error)) from None
-    dispatch_learning, orchestration_learning = two_scales.learning_configs(config, state)
-    create_run(folder / "dispatch", dispatch_learning)
-    save_checkpoint(folder / "dispatch", state.dispatch)
-    create_run(folder / "orchestration", orchestration_learning)
-    save_checkpoint(folder / "orchestration", state.orchestration)
-    summary = write_summary()
+        except KeyboardInterrupt:
+            if not run.figures:
+                raise
+            _notices.print(f"stopped after round {len(run.figures) - 1}; go on with --run {folder} --resume")
+            raise click.exceptions.Exit(130) from None
     if as_json:
-        click.echo(json.dumps(summary))
+        click.echo(json.dumps(run.summary()))
         return
-    best = found[summary["best_round"]]
+    first, best = run.figures[0], run.figures[run.best_round]
     _notices.print(
-        f"{config.schedule}: validation throughput rate {found[0].throughput_rate:.4f} at "
-        f"{found[0].moved_per_payload:.3f} bytes moved per byte of payload before, best {best.throughput_rate:.4f} at "
-        f"{best.moved_per_payload:.3f} after round {summary['best_round']} of {config.rounds}; the pair is in {folder}"
+        f"{config.schedule}: validation throughput rate {first.throughput_rate:.4f} at "
+        f"{first.moved_per_payload:.3f} bytes moved per byte of payload before, best {best.throughput_rate:.4f} at "
+        f"{best.moved_per_payload:.3f} after round {run.best_round} of {config.rounds}; the pair is in {folder}"
     )
-
-
-JOINT_FILE = "joint.json"
-
-
-def joint_command(run: Path) -> str | None:
-    """The command that trained a half of a pair; None for a run of its own."""
-    summary = run.resolve().parent / JOINT_FILE
-    if not summary.exists():
-        return None
-    command: str = json.loads(summary.read_text())["command"]
-    return command
 
 
 def _labelled(context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, Path]:

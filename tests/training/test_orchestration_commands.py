@@ -38,6 +38,9 @@ def invoke(*arguments: object) -> Result:
         (["orchestrate", "--run", "RUN", "--repeats", "1"], "repeats: 1; must be two or more"),
         (["orchestrate", "--run", "RUN", "--encoder", "flat"], "'graph', 'stacked'"),
         (["orchestrate", "--run", "RUN", "--runners", "0"], "x>=1"),
+        (["joint", "--run", "RUN"], "Missing option '--orchestration-run'"),
+        (["joint", "--run", "RUN", "--resume", "--orchestration-run", "."], "leave --orchestration-run"),
+        (["joint", "--run", "RUN", "--orchestration-run", ".", "--rounds", "0"], "rounds: 0; must be one or"),
         (["evaluate", "joint", "--workload", "P1", "--trace", "t.csv"], "P1 and --trace t.csv: give one"),
         (
             ["evaluate", "joint", "--policies", "greedy"],

@@ -13,14 +13,14 @@ orchestration is rewarded for what dispatch makes of them. How KaiS harmonises t
     The same number of updates, but interleaved one by one.
 
 Both maximise the same: requests answered in time, minus ``cost_weight`` times the bytes moved for them. After each
-round both play the validation scenarios together; the best pair by that measure is kept, the one given included.
+round both play the validation scenarios together; :class:`training.joint_runs.JointRun` keeps the best pair by that
+measure, the one given included.
 """
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -135,46 +135,37 @@ def train(
     runners: Runners,
     validate: Callable[[JointState], float],
     *,
-    on_round: Callable[[int, JointState, float], None],
+    on_round: Callable[[int, JointState], None],
+    scores: Sequence[float] = (),
 ) -> list[float]:
-    """Trains ``state`` in place and leaves the best pair of all rounds in it.
+    """Trains ``state`` in place. Which round was best, and keeping it, is left to ``on_round``.
 
     Args:
         config: hyperparameters.
-        state: the halves to start from.
+        state: the halves to start from, or those after the last of ``scores``. Their updates are counted from 0 on.
         runners: play the episodes of orchestration.
         validate: how good a pair is on the validation scenarios.
-        on_round: called after each round with its number, the state, and how good it is; with round 0 before the first.
+        on_round: called after each round with its number and the state; with round 0 before the first. May keep the
+            state or raise to stop.
+        scores: of the pair given and of the rounds made before; empty: none were.
 
     Returns:
         How good the pair given is, and that of each round.
     """
-    rates = [validate(state)]
-    best = copy.deepcopy(state)
-    on_round(0, state, rates[0])
-    given = state.dispatch.update, state.orchestration.update
-    state.dispatch.update = state.orchestration.update = 0
-    for number in range(1, config.rounds + 1):
+    scores = list(scores)
+    if not scores:
+        state.dispatch.update = state.orchestration.update = 0
+        scores.append(validate(state))
+        on_round(0, state)
+    for number in range(len(scores), config.rounds + 1):
         for orchestration_updates, dispatch_updates in _portions(config):
             if orchestration_updates:
                 _train_orchestration(config, state, runners, orchestration_updates)
             if dispatch_updates:
                 _train_dispatch(config, state, dispatch_updates)
-        rates.append(validate(state))
-        if rates[-1] > max(rates[:-1]):
-            best = copy.deepcopy(state)
-        on_round(number, state, rates[-1])
-    if best_is_given(rates):
-        given = 0, 0
-    state.dispatch, state.orchestration = best.dispatch, best.orchestration
-    state.dispatch.update += given[0]
-    state.orchestration.update += given[1]
-    return rates
-
-
-def best_is_given(rates: list[float]) -> bool:
-    """Whether no round was better than the pair given."""
-    return rates.index(max(rates)) == 0
+        scores.append(validate(state))
+        on_round(number, state)
+    return scores
 
 
 def _portions(config: JointConfig) -> list[tuple[int, int]]:
