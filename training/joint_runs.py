@@ -113,6 +113,22 @@ class JointRun:
             if other != self._round(number):
                 shutil.rmtree(other)
 
+    def plot(self) -> Path:
+        """Draws the figures of all rounds into the run folder."""
+        from training.learning_plot import PLOT_FILE, plot_rounds
+
+        return plot_rounds(
+            self.folder / PLOT_FILE,
+            {
+                "throughput rate on validation scenarios": [f.throughput_rate for f in self.figures],
+                "bytes moved per byte of payload": [f.moved_per_payload for f in self.figures],
+                f"throughput rate - {self.config.cost_weight:g} x bytes": self.scores,
+            },
+            best_round=self.best_round,
+            title=f"Joint training, schedule {self.config.schedule}, seed {self.config.seed} "
+            "(ring: the pair that is kept)",
+        )
+
     def summary(self) -> dict[str, Any]:
         """What ``joint.json`` holds."""
         return {

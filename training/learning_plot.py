@@ -126,3 +126,29 @@ def plot_curves(
     figure.savefig(path, dpi=140)
     plt.close(figure)
     return path
+
+
+def plot_rounds(path: Path, panels: Mapping[str, Sequence[float]], *, best_round: int, title: str) -> Path:
+    """Draws figures of the rounds of joint training side by side, with a ring around the round that was kept.
+
+    Args:
+        path: of the picture (PNG, SVG, PDF).
+        panels: figures of the pair given and of each round, by what they are.
+        best_round: that was kept.
+        title: of the plot.
+
+    Returns:
+        The picture's path.
+    """
+    figure, axes = plt.subplots(1, len(panels), figsize=(4.5 * len(panels), 4), layout="constrained")
+    for axis, (label, figures) in zip(axes, panels.items(), strict=True):
+        axis.plot(range(len(figures)), figures, linewidth=2.2, marker="o", markersize=4)
+        axis.plot(best_round, figures[best_round], marker="o", markersize=10, fillstyle="none", color="black")
+        axis.set_xlabel("round; 0: the pair given")
+        axis.set_title(f"{label}: {figures[best_round]:.3f}", fontsize=10)
+        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.grid(alpha=0.3)
+    figure.suptitle(title, fontsize=11)
+    figure.savefig(path, dpi=140)
+    plt.close(figure)
+    return path

@@ -261,14 +261,16 @@ def train_jointly(
                 raise
             _notices.print(f"stopped after round {len(run.figures) - 1}; go on with --run {folder} --resume")
             raise click.exceptions.Exit(130) from None
+    plot = run.plot()
     if as_json:
-        click.echo(json.dumps(run.summary()))
+        click.echo(json.dumps({**run.summary(), "plot": str(plot)}))
         return
     first, best = run.figures[0], run.figures[run.best_round]
     _notices.print(
         f"{config.schedule}: validation throughput rate {first.throughput_rate:.4f} at "
         f"{first.moved_per_payload:.3f} bytes moved per byte of payload before, best {best.throughput_rate:.4f} at "
-        f"{best.moved_per_payload:.3f} after round {run.best_round} of {config.rounds}; the pair is in {folder}"
+        f"{best.moved_per_payload:.3f} after round {run.best_round} of {config.rounds}; the pair is in {folder}, "
+        f"the rounds are drawn in {plot}"
     )
 
 

@@ -102,6 +102,7 @@ def test_the_best_pair_is_that_of_the_best_price(tmp_path: Path) -> None:
     assert command is not None
     assert "--cost-weight 0.5" in command
     assert joint_command(tmp_path) is None
+    assert run.plot().read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_crash_between_files_loses_no_more_than_the_round(

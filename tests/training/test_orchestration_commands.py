@@ -136,7 +136,12 @@ def test_train_export_and_evaluate(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert several[0] == figures  # read from the report's outcomes
     text = (report / "report.md").read_text()
     assert "earliest-completion+ours" in text
-    for picture in ("testbed-40-throughput_rate.png", "testbed-40-scheduling_cost.png", "learning.png"):
+    for picture in (
+        "testbed-40-throughput_rate.png",
+        "testbed-40-scheduling_cost.png",
+        "testbed-40-trade-off.png",
+        "learning.png",
+    ):
         assert picture in text
         assert (report / picture).read_bytes().startswith(b"\x89PNG")
     missing = invoke("evaluate", "joint", "--seeds", 2, "--policies", "greedy+kais", "--models", tmp_path)

@@ -11,6 +11,7 @@ import matplotlib as mpl
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
+from matplotlib.lines import Line2D
 
 from policy_server.policies.heuristics import HEURISTIC_DISPATCH_NAMES
 from policy_server.policies.orchestration.rules import HEURISTIC_ORCHESTRATION_NAMES
@@ -98,6 +99,9 @@ def _section(folder: Path, stem: str, evaluations: Sequence[Evaluation], names: 
         picture = folder / f"{stem}-{figure}.png"
         _plot(evaluations, names, figure, label, f"{stem}: {label} by workload", picture)
         parts.append(f"![{label}]({picture.name})\n")
+    picture = folder / f"{stem}-trade-off.png"
+    _plot_trade_off(evaluations, names, picture)
+    parts.append(f"![throughput rate over cost]({picture.name})\n")
     return parts
 
 
@@ -203,6 +207,63 @@ def _plot(
     axes.legend(ncols=2, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     picture.savefig(path, dpi=130)
     plt.close(picture)
+
+
+def _plot_trade_off(evaluations: Sequence[Evaluation], names: Sequence[str], path: Path) -> None:
+    """Throughput rate over cost, a panel per evaluation: marks tell dispatch halves, colours orchestration halves."""
+    dispatch = list(dict.fromkeys(name.partition("+")[0] for name in names))
+    orchestration = list(dict.fromkeys(name.partition("+")[2] for name in names))
+    columns = min(len(evaluations), 4)
+    rows = -(-len(evaluations) // columns)
+    picture, panels = plt.subplots(
+        rows,
+        columns,
+        figsize=(3.2 * columns + 2, 3.6 * rows),
+        layout="constrained",
+        squeeze=False,
+        sharey=True,
+    )
+    for axes, evaluation in zip(panels.flat, evaluations, strict=False):
+        for name in names:
+            figures = evaluation["policies"].get(name)
+            if figures is None:
+                continue
+            first, _, second = name.partition("+")
+            cost, rate = figures["scheduling_cost"], figures["throughput_rate"]
+            axes.errorbar(
+                cost["mean"],
+                rate["mean"],
+                xerr=[[cost["mean"] - cost["ci95"][0]], [cost["ci95"][1] - cost["mean"]]],
+                yerr=[[rate["mean"] - rate["ci95"][0]], [rate["ci95"][1] - rate["mean"]]],
+                marker=_MARKS[dispatch.index(first) % len(_MARKS)],
+                color=plt.get_cmap("tab10")(orchestration.index(second) % 10),
+                markeredgecolor="black" if name == OURS else None,
+                markersize=9 if name == OURS else 6,
+                elinewidth=0.8,
+            )
+        axes.set_title(_column(evaluation), fontsize=9)
+        axes.set_xlabel("cost / native+native")
+        axes.grid(alpha=0.3)
+    for axes in panels.flat[len(evaluations) :]:
+        axes.remove()
+    for axes in panels[:, 0]:
+        axes.set_ylabel("throughput rate")
+    marks = [
+        Line2D(
+            [], [], linestyle="", marker=_MARKS[index % len(_MARKS)], color="grey", label=f"{half} dispatch"
+        )
+        for index, half in enumerate(dispatch)
+    ]
+    colours = [
+        Line2D([], [], linestyle="", marker="o", color=plt.get_cmap("tab10")(index % 10), label=f"+{half}")
+        for index, half in enumerate(orchestration)
+    ]
+    picture.legend(handles=[*marks, *colours], loc="outside right center", fontsize=8)
+    picture.savefig(path, dpi=130)
+    plt.close(picture)
+
+
+_MARKS = "osD^vP*X<>"
 
 
 def _learning_curves(folder: Path, runs: Mapping[str, Path]) -> Path | None:
