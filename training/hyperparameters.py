@@ -47,18 +47,21 @@ def given_hyperparameters(config: type, arguments: dict[str, Any]) -> dict[str, 
     return {name: value for name, value in arguments.items() if name in names and value not in (None, ())}
 
 
-def command_line(words: Sequence[str], config: DataclassInstance) -> str:
+def command_line(
+    words: Sequence[str], config: DataclassInstance, *, unlike: DataclassInstance | None = None
+) -> str:
     """A command line with every hyperparameter that differs from its default.
 
     Args:
         words: of the command, to which the options are added.
         config: a dataclass all of whose fields have defaults.
+        unlike: hyperparameters to compare with in place of the defaults.
     """
     types = get_type_hints(type(config))
     line = list(words)
     for column in fields(config):
         value = getattr(config, column.name)
-        if value == column.default:
+        if value == (column.default if unlike is None else getattr(unlike, column.name)):
             continue
         option = f"--{column.name.replace('_', '-')}"
         if _is_list(types[column.name]):

@@ -32,12 +32,14 @@ class JointRun:
         folder: of the run.
         config: hyperparameters.
         given_updates: updates of dispatch and of orchestration behind the pair that joint training began with.
+        command: that trains the same; several, joined by ``&&``, if it was resumed with other hyperparameters.
         figures: of the pair given and of each round.
     """
 
     folder: Path
     config: JointConfig
     given_updates: tuple[int, int]
+    command: str
     figures: list[ValidationFigures] = field(default_factory=list)
 
     @classmethod
@@ -49,7 +51,10 @@ class JointRun:
         """
         if (folder / SUMMARY_FILE).exists():
             raise RunError(f"{folder}: holds a run already; go on with --resume, or choose another folder")
-        return cls(folder, config, (state.dispatch.update, state.orchestration.update))
+        command = command_line(
+            ("policy-train", "joint", "--run", "RUN", "--orchestration-run", "ORCHESTRATION_RUN"), config
+        )
+        return cls(folder, config, (state.dispatch.update, state.orchestration.update), command)
 
     @classmethod
     def resume(cls, folder: Path, changes: Mapping[str, Any]) -> tuple[JointRun, JointState]:
@@ -71,10 +76,18 @@ class JointRun:
         summary: dict[str, Any] = json.loads(path.read_text())
         if "given_updates" not in summary:
             raise RunError(f"{path}: was written by another version of the training code; train anew")
+        config = JointConfig(**summary["config"])
+        changed = replace(config, **changes)
+        command: str = summary["command"]
+        if changed != config:
+            command += " && " + command_line(
+                ("policy-train", "joint", "--run", "RUN", "--resume"), changed, unlike=config
+            )
         run = cls(
             folder,
-            replace(JointConfig(**summary["config"]), **changes),
+            changed,
             (summary["given_updates"][DISPATCH_RUN], summary["given_updates"][ORCHESTRATION_RUN]),
+            command,
             [ValidationFigures(**figures) for figures in summary["validation"]],
         )
         latest = run._round(len(run.figures) - 1)
@@ -133,10 +146,7 @@ class JointRun:
         """What ``joint.json`` holds."""
         return {
             "run": str(self.folder),
-            "command": command_line(
-                ("policy-train", "joint", "--run", "RUN", "--orchestration-run", "ORCHESTRATION_RUN"),
-                self.config,
-            ),
+            "command": self.command,
             "config": asdict(self.config),
             "given_updates": dict(zip((DISPATCH_RUN, ORCHESTRATION_RUN), self.given_updates, strict=True)),
             "validation": [asdict(figures) for figures in self.figures],

@@ -119,6 +119,7 @@ def test_a_crash_between_files_loses_no_more_than_the_round(
     resumed, _ = JointRun.resume(tmp_path / "run", {"rounds": 5})
     assert resumed.figures == [GIVEN]
     assert resumed.config.rounds == 5
+    assert resumed.command == f"{run.command} && policy-train joint --run RUN --resume --rounds 5"
 
 
 def test_folders_that_cannot_be_used_are_named(tmp_path: Path) -> None:
