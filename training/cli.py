@@ -17,6 +17,7 @@ from training.hyperparameters import command_line, given_hyperparameters, hyperp
 from training.options import (
     bundle_options,
     chosen_pattern,
+    compare_option,
     recorded_evaluations,
     run_option,
     scenario_options,
@@ -170,10 +171,18 @@ evaluate_group.add_command(evaluate_joint)
 )
 @click.option("--policies", help="Comma-separated names. [default: kais and all heuristics]")
 @click.option(
+    "--staleness-slots",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Decide on reports that are 0 to so many slots (0.25 s) late, drawn per slot.",
+)
+@click.option(
     "--models",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
     help="Folder of model bundles. [default: those shipped]",
 )
+@compare_option("LABEL=FOLDER of bundles: LABEL names another learned policy in --policies; may be repeated.")
 @click.option(
     "--processes",
     type=click.IntRange(1),
@@ -190,7 +199,9 @@ def evaluate_dispatch(
     load: float,
     duration_seconds: float,
     policies: str | None,
+    staleness_slots: int,
     models: Path | None,
+    others: dict[str, Path],
     processes: int,
     as_json: bool,
 ) -> None:
@@ -209,7 +220,9 @@ def evaluate_dispatch(
         seeds=seeds,
         load=load,
         duration_seconds=duration_seconds,
+        staleness_slots=staleness_slots,
         models=models,
+        others=others,
     )
     if policies is not None:
         evaluation = replace(evaluation, policies=tuple(name.strip() for name in policies.split(",")))
@@ -234,6 +247,7 @@ def evaluate_dispatch(
                     "seeds": seeds,
                     "load": load,
                     "duration_seconds": duration_seconds,
+                    "staleness_slots": staleness_slots,
                     "policies": {name: policy.to_json() for name, policy in figures.items()},
                 },
                 indent=2,
@@ -242,7 +256,8 @@ def evaluate_dispatch(
         return
     table = Table(
         title=f"{preset}, {evaluation.workload_name}, load {load:g}: {seeds} held-out seeds of "
-        f"{duration_seconds:g} s, mean and half of the 95 % interval",
+        f"{duration_seconds:g} s, {f'reports up to {staleness_slots} slots late, ' if staleness_slots else ''}"
+        "mean and half of the 95 % interval",
     )
     for heading in ("policy", "throughput rate", "cost / native", "kais ahead by", "decision p50", "p99"):
         table.add_column(heading, justify="left" if heading == "policy" else "right", no_wrap=True)

@@ -90,6 +90,28 @@ def scenario_options(preset_help: str, *, several_workloads: bool = False) -> Ca
     return decorate
 
 
+def labelled_folders(
+    context: click.Context, option: click.Parameter, values: tuple[str, ...]
+) -> dict[str, Path]:
+    """``LABEL=FOLDER`` options by label.
+
+    Raises:
+        click.BadParameter: one has another form, or there is no such folder.
+    """
+    folders: dict[str, Path] = {}
+    for value in values:
+        label, equals, folder = value.partition("=")
+        if not (label and equals and Path(folder).is_dir()):
+            raise click.BadParameter(f"{value!r}: write LABEL=FOLDER with a folder that exists")
+        folders[label] = Path(folder)
+    return folders
+
+
+def compare_option(text: str) -> Callable[[CommandT], CommandT]:
+    """``--compare``, as ``others``: folders of bundles by label."""
+    return click.option("--compare", "others", multiple=True, callback=labelled_folders, help=text)
+
+
 def chosen_pattern(workload: str | None, trace: Path | None) -> Pattern | None:
     """The pattern asked for by ``--workload``; None where ``--trace`` is.
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from training.algorithms.gpg import GpgConfig
 from training.algorithms.two_scales import JointConfig
 from training.hyperparameters import given_hyperparameters, hyperparameter_options
-from training.options import scenario_options
+from training.options import compare_option, labelled_folders, scenario_options
 from training.orchestration_scenarios import DEFAULT_SETTING, DEFAULT_STEPS
 from training.progress import progress_bar
 from training.workloads.patterns import Pattern
@@ -274,17 +274,6 @@ def train_jointly(
     )
 
 
-def _labelled(context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, Path]:
-    """``LABEL=FOLDER`` options by label."""
-    folders: dict[str, Path] = {}
-    for value in values:
-        label, equals, folder = value.partition("=")
-        if not (label and equals and Path(folder).is_dir()):
-            raise click.BadParameter(f"{value!r}: write LABEL=FOLDER with a folder that exists")
-        folders[label] = Path(folder)
-    return folders
-
-
 @click.command("joint")
 @scenario_options("System configuration, in its orchestration scenario.", several_workloads=True)
 @click.option(
@@ -311,13 +300,7 @@ def _labelled(context: click.Context, option: click.Parameter, values: tuple[str
     type=click.Path(path_type=Path, file_okay=False, exists=True),
     help="Folder of model bundles. [default: those shipped]",
 )
-@click.option(
-    "--compare",
-    "others",
-    multiple=True,
-    callback=_labelled,
-    help="LABEL=FOLDER of bundles: LABEL names another learned half in --policies; may be repeated.",
-)
+@compare_option("LABEL=FOLDER of bundles: LABEL names another learned half in --policies; may be repeated.")
 @click.option(
     "--processes",
     type=click.IntRange(1),
@@ -341,7 +324,7 @@ def _labelled(context: click.Context, option: click.Parameter, values: tuple[str
     "--run",
     "runs",
     multiple=True,
-    callback=_labelled,
+    callback=labelled_folders,
     help="LABEL=FOLDER of a training run whose learning curve the report shows; may be repeated.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policy_server.runtime.bundle import load_bundle
+from policy_server.runtime.bundle import find_bundles, load_bundle
 from training import checkpoints, validation
 from training.algorithms.cmmac import CmmacConfig
 from training.checkpoints import DISPATCH, create_run, load_checkpoint, load_config
@@ -128,7 +128,10 @@ def test_evaluation_as_json() -> None:
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
-    assert report.keys() == {"preset", "workload", "seeds", "load", "duration_seconds", "policies"}
+    assert report.keys() == {
+        "preset", "workload", "seeds", "load", "duration_seconds", "staleness_slots", "policies",
+    }  # fmt: skip
+    assert report["staleness_slots"] == 0
     assert (report["preset"], report["workload"], report["seeds"]) == ("testbed-40", "P3", 2)
     assert list(report["policies"]) == ["random", "earliest-completion"]
     for figures in report["policies"].values():
@@ -142,6 +145,23 @@ def test_evaluation_as_json() -> None:
         assert 0 < figures["decision_seconds"]["p50"] <= figures["decision_seconds"]["p99"] < 1
     rates = {name: figures["throughput_rate"]["mean"] for name, figures in report["policies"].items()}
     assert rates["earliest-completion"] > rates["random"]
+
+
+def test_late_reports_cost_throughput_and_other_models_have_names() -> None:
+    shipped = find_bundles(None)["kais"][0].path.parent.parent
+    options = ("--policies", "kais,same,least-loaded", "--compare", f"same={shipped}")
+    rates = []
+    for slots in (0, 4):
+        result = invoke("evaluate", "dispatch", *SHORT, *options, "--staleness-slots", slots, "--json")
+        assert result.exit_code == 0, result.output
+        report = json.loads(result.stdout)
+        assert report["staleness_slots"] == slots
+        figures = report["policies"]
+        assert figures["same"]["throughput_rate"] == figures["kais"]["throughput_rate"]
+        assert figures["same"]["kais_advantage"]["mean"] == 0
+        rates.append([row["throughput_rate"]["mean"] for row in figures.values()])
+    assert rates[1] != rates[0]
+    assert sum(rates[1]) < sum(rates[0])
 
 
 def test_evaluation_of_the_shipped_policy_on_a_trace_as_a_table(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ adds and deletes them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ LEARNED = "kais"
 NATIVE = "native"
 _TIMED_DECISIONS = 400
 _AUTOSCALER_SECONDS = 15.0
+_SLOW = frozenset({"firmament", "prequal"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +53,10 @@ class DispatchEvaluation:
         load: mean request rate as a multiple of the preset's reference rate.
         duration_seconds: simulated time per seed.
         policies: names; ``kais`` is the learned one.
+        staleness_slots: decisions are based on reports that are 0 to this many slots late, drawn per slot for all
+            systems alike; a change of replicas is known at once.
         models: root of the model bundles; None: those shipped.
+        others: further names of learned policies, in other folders of bundles (for ablations).
     """
 
     preset: str
@@ -62,7 +66,9 @@ class DispatchEvaluation:
     load: float = 1.0
     duration_seconds: float = 25.0
     policies: tuple[str, ...] = (LEARNED, *HEURISTIC_DISPATCH_NAMES)
+    staleness_slots: int = 0
     models: Path | None = None
+    others: Mapping[str, Path] = field(default_factory=dict)
 
     @property
     def runs(self) -> tuple[str, ...]:
@@ -144,7 +150,7 @@ def evaluate(
         LookupError: an unknown policy, or no bundle for the learned one.
     """
     for name in evaluation.policies:
-        _policy(name, evaluation.models)
+        _policy(name, evaluation)
     runs = evaluation.runs
     outcomes: dict[str, PolicyOutcome] = {}
     if processes <= 1:
@@ -153,7 +159,7 @@ def evaluate(
             on_done(name)
     else:
         # Slow policies first, so that no process works alone at the end.
-        ordered = sorted(runs, key=lambda name: name not in {"firmament", "prequal", LEARNED})
+        ordered = sorted(runs, key=lambda name: name in HEURISTIC_DISPATCH_NAMES and name not in _SLOW)
         with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
             pending: dict[Future[PolicyOutcome], str] = {
                 pool.submit(run_policy, evaluation, name): name for name in ordered
@@ -167,8 +173,10 @@ def evaluate(
 def run_policy(evaluation: DispatchEvaluation, name: str) -> PolicyOutcome:
     """One policy on all seeds side by side."""
     simulator = build_simulator(_scenarios(evaluation), evaluation.duration_seconds)
-    environment = DispatchEnvironment(simulator, random=np.random.default_rng(0))
-    policy = _policy(name, evaluation.models)
+    environment = DispatchEnvironment(
+        simulator, random=np.random.default_rng(0), staleness_slots=evaluation.staleness_slots
+    )
+    policy = _policy(name, evaluation)
     autoscaler = HorizontalPodAutoscaler() if name == NATIVE else None
     busiest: Snapshot | None = None
     halfway = int(evaluation.duration_seconds / simulator.config.slot_seconds / 2)
@@ -210,8 +218,9 @@ def _scenarios(evaluation: DispatchEvaluation) -> Sequence[Scenario]:
     ]
 
 
-def _policy(name: str, models: Path | None) -> DispatchPolicy:
-    return learned_dispatch(models) if name == LEARNED else heuristic_dispatch(name)
+def _policy(name: str, evaluation: DispatchEvaluation) -> DispatchPolicy:
+    folders = {**evaluation.others, LEARNED: evaluation.models}
+    return learned_dispatch(folders[name]) if name in folders else heuristic_dispatch(name)
 
 
 def _time_decisions(policy: DispatchPolicy, snapshot: Snapshot) -> Float64Array:
