@@ -22,6 +22,7 @@ from policy_server.policies.orchestration.stepwise import (
     action_scores,
     by_system,
     pick_actions,
+    pick_best_actions,
     pick_nodes,
 )
 from policy_server.runtime.bundle import Bundle
@@ -54,6 +55,7 @@ class OnnxOrchestration:
         name: of the bundle's policy.
         version: of the bundle.
         sampling_temperature: from the manifest.
+        steps: H, nodes picked where a query sets no number of actions; from the manifest.
     """
 
     learned = True
@@ -64,6 +66,7 @@ class OnnxOrchestration:
         self.name = bundle.manifest.policy
         self.version = bundle.manifest.version
         self.sampling_temperature = bundle.manifest.sampling_temperature
+        self.steps: int = bundle.manifest.maximum_actions or DEFAULT_STEPS
         self._encoder = bundle.sessions[ENCODER]
         self._head = bundle.sessions[HEAD]
         self._encoded: WeakKeyDictionary[OrchestrationGraph, EncodedGraph] = WeakKeyDictionary()
@@ -90,7 +93,7 @@ class OnnxOrchestration:
                     of_graph.node_score,
                     plan,
                     random,
-                    steps=DEFAULT_STEPS if most is None else most,
+                    steps=self.steps if most is None else most,
                     temperature=self.sampling_temperature,
                     with_log_probability=False,
                 )
@@ -102,14 +105,18 @@ class OnnxOrchestration:
             if not all_finite(of_nodes):
                 trouble[position] = FallbackReason.NON_FINITE_OUTPUT
                 continue
-            pick_actions(
-                by_system(picked, of_nodes),
-                picked,
-                plans[position],
-                random,
-                temperature=self.sampling_temperature,
-                with_log_probability=False,
-            )
+            padded = by_system(picked, of_nodes)
+            if self.sampling_temperature:
+                pick_actions(
+                    padded,
+                    picked,
+                    plans[position],
+                    random,
+                    temperature=self.sampling_temperature,
+                    with_log_probability=False,
+                )
+            else:
+                pick_best_actions(padded, picked, plans[position], random)
         return [FrameDecision(plan, reason) for plan, reason in zip(plans, trouble, strict=True)]
 
     def score_additions(self, query: OrchestrationQuery, service: int) -> Float64Array:

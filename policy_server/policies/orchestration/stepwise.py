@@ -16,7 +16,7 @@ from policy_server.policies.orchestration.plan import FramePlan
 
 NO_NODE = -1
 DEFAULT_STEPS = 2
-"""H of the KaiS paper: more nodes per frame gave little throughput at more cost."""
+"""H of the KaiS paper, where more nodes per frame gave little throughput at more cost; a model may have its own."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +137,35 @@ def pick_actions(
             if not plan.choose(int(picks.node[system, step]), chosen, above_nothing):
                 raise AssertionError("the mask allows an action that the plan refuses")
     return ActionPicks(choice, masks, log_probability)
+
+
+def pick_best_actions(
+    scores: Float32Array, picks: NodePicks, plan: FramePlan, random: np.random.Generator
+) -> None:
+    """Enters in the plan what :func:`pick_actions` enters at temperature 0, with one look at what is feasible for all.
+
+    Within a frame an action never makes another one feasible. So the best of what was feasible at first is the best of
+    what is left, as long as it is among it; only where the plan refuses it a node's mask is made anew.
+
+    Args:
+        scores: as for :func:`pick_actions`.
+        picks: likewise.
+        plan: likewise.
+        random: breaks ties.
+    """
+    nothing = plan.graph.services
+    system, step = np.nonzero(picks.node.T != NO_NODE)[::-1]
+    nodes = picks.node[system, step]
+    of_nodes = scores[system, step]
+    values = np.where(plan.mask(nodes), of_nodes, -np.inf)
+    above_nothing = of_nodes - of_nodes[:, nothing, None]
+    for row, node in enumerate(nodes.tolist()):
+        chosen = int(_largest(values[row], random, 1, sample=False)[0])
+        if not plan.choose(node, chosen, float(above_nothing[row, chosen])):
+            left = np.where(plan.mask(nodes[row : row + 1])[0], of_nodes[row], -np.inf)
+            chosen = int(_largest(left, random, 1, sample=False)[0])
+            if not plan.choose(node, chosen, float(above_nothing[row, chosen])):
+                raise AssertionError("the mask allows an action that the plan refuses")
 
 
 def action_scores(

@@ -18,6 +18,7 @@ from policy_server.policies.orchestration.stepwise import (
     action_scores,
     by_system,
     pick_actions,
+    pick_best_actions,
     pick_nodes,
 )
 from tests.support.orchestrating import assert_feasible, crowded_snapshots, query_of, strange_systems
@@ -72,6 +73,24 @@ def test_log_probabilities_are_those_of_a_masked_softmax(
         if not temperature:
             assert scores[0, step, chosen] == scores[0, step, feasible].max()
         assert again.choose(node, chosen)
+
+
+@given(
+    st.one_of(crowded_snapshots(), systems_of_same_services().map(disjoint_union)),
+    st.integers(0, 2**16),
+    st.integers(1, 12),
+)
+def test_the_best_actions_are_those_picked_step_by_step(snapshot: Snapshot, seed: int, steps: int) -> None:
+    random = np.random.default_rng(seed)
+    plan, other = plan_of(snapshot), plan_of(snapshot)
+    picks = pick_nodes(
+        random.normal(size=len(snapshot.topology.nodes.names)).astype(np.float32), plan, random, steps=steps
+    )
+    scores = random.normal(size=(*picks.node.shape, 2 * plan.graph.services + 1)).astype(np.float32)
+    scores[..., : plan.graph.services] += 1  # deletions are what earlier actions make infeasible
+    pick_actions(scores, picks, plan, random)
+    pick_best_actions(scores, picks, other, random)
+    assert other.actions == plan.actions
 
 
 @given(crowded_snapshots(), st.integers(0, 2**16), st.sampled_from([0.0, 1.0]))
