@@ -314,6 +314,7 @@ def export_command(
                 sampling_temperature=sampling_temperature,
                 training=_training_record(gpg_config, gpg_state.frames, gpg_state.seconds, command),
                 evaluation=recorded,
+                maximum_actions=gpg_config.steps,
             )
         else:
             config, state = load_checkpoint(folder, DISPATCH)

@@ -155,8 +155,18 @@ def write_orchestration_bundle(
     sampling_temperature: float,
     training: TrainingRecord,
     evaluation: Mapping[str, Any],
+    maximum_actions: int | None = None,
 ) -> Path:
     """Exports an actor and writes ``root/kais-orchestration/version``; the directory.
+
+    Args:
+        actor: to export.
+        root: see :func:`policy_server.runtime.bundle.write_bundle`, as all that follow.
+        version: new.
+        sampling_temperature: 0 serves the best choice.
+        training: where the actor comes from.
+        evaluation: figures.
+        maximum_actions: H that it was trained with.
 
     Raises:
         ExportError: see :func:`export_orchestration`.
@@ -173,6 +183,7 @@ def write_orchestration_bundle(
         sampling_temperature=sampling_temperature,
         training=training,
         evaluation=evaluation,
+        maximum_actions=maximum_actions,
     )
 
 

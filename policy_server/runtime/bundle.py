@@ -219,6 +219,7 @@ def write_bundle(
     sampling_temperature: float,
     training: TrainingRecord,
     evaluation: Mapping[str, Any],
+    maximum_actions: int | None = None,
 ) -> Path:
     """Writes ``root/policy/version/`` in one step: readers see the whole bundle, checked, or none.
 
@@ -232,6 +233,7 @@ def write_bundle(
         sampling_temperature: see :class:`~policy_server.runtime.manifest.Manifest`.
         training: where the models come from.
         evaluation: figures; anything JSON can hold.
+        maximum_actions: see :class:`~policy_server.runtime.manifest.Manifest`.
 
     Returns:
         The bundle's directory.
@@ -257,6 +259,7 @@ def write_bundle(
         files={name: FileRecord(len(data), _sha256(data)) for name, data in contents.items()},
         training=training,
         evaluation=dict(evaluation),
+        maximum_actions=maximum_actions,
     )
     try:
         contents[MANIFEST_FILE] = manifest.to_json().encode()

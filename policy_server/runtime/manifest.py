@@ -69,6 +69,8 @@ class Manifest:
         files: every file of the bundle but the manifest, by name.
         training: where the models come from.
         evaluation: figures, of any form.
+        maximum_actions: of orchestration: actions per frame and system where the caller sets no number, those that the
+            models were trained with; None: the default of the server.
         format_version: of this manifest.
     """
 
@@ -81,15 +83,19 @@ class Manifest:
     files: dict[str, FileRecord]
     training: TrainingRecord
     evaluation: dict[str, Any] = field(default_factory=dict)
+    maximum_actions: int | None = None
     format_version: int = FORMAT_VERSION
 
     def to_json(self) -> str:
-        """Indented JSON with every key.
+        """Indented JSON with every key that says something.
 
         Raises:
             ValueError: NaN or an infinity among the figures.
         """
-        return json.dumps(asdict(self), indent=2, allow_nan=False) + "\n"
+        document = asdict(self)
+        if self.maximum_actions is None:
+            del document["maximum_actions"]
+        return json.dumps(document, indent=2, allow_nan=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Manifest:
@@ -108,6 +114,11 @@ class Manifest:
         if version != FORMAT_VERSION:
             raise ManifestError(f"format_version: {version!r}; this program reads {FORMAT_VERSION}")
         manifest: Manifest = _decode(cls, document, "")
+        most = manifest.maximum_actions
+        if most is not None and (manifest.kind != "orchestration" or most < 1):
+            raise ManifestError(
+                f"maximum_actions: {most!r}; must be one or more, and is only for kind orchestration"
+            )
         return manifest
 
 

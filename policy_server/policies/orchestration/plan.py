@@ -43,8 +43,8 @@ class OrchestrationOptions:
     """What a caller allows.
 
     Attributes:
-        maximum_actions: at most so many actions per system; None: as many as the policy sees fit (learned ones 2, the
-            H of the KaiS paper), but not more than ``ceiling``.
+        maximum_actions: at most so many actions per system; None: as many as the policy sees fit (learned ones
+            what their manifest says), but not more than ``ceiling``.
         protected_services: int64, rows of services that lose no replica.
         ceiling: at most so many actions per system, whatever the policy sees fit; None: no bound.
     """

@@ -127,6 +127,16 @@ class TestOptions:
         async with running_server(snapshot) as serving:
             assert len((await serving.orchestrate(max_actions=most)).actions) == most
 
+    @pytest.mark.parametrize("trained_for", [None, 1, 5])
+    async def test_a_model_takes_as_many_as_it_was_trained_for(
+        self, trained_for: int | None, tmp_path: Path
+    ) -> None:
+        write_orchestration_bundle(tmp_path, maximum_actions=trained_for)
+        state = inline(example_snapshot(example_topology(nodes=20, services=6), 1))
+        async with running_server(models=tmp_path) as serving:
+            assert len((await serving.orchestrate(inline_state=state)).actions) == (trained_for or 2)
+            assert len((await serving.orchestrate(inline_state=state, max_actions=3)).actions) == 3
+
     async def test_a_protected_service_loses_no_replica(self) -> None:
         async with running_server(IDLE) as serving:
             assert not (await serving.orchestrate(protected_services=["service"])).actions

@@ -29,6 +29,12 @@ def document() -> dict[str, Any]:
 
 def test_round_trip() -> None:
     assert Manifest.from_json(MANIFEST.to_json()) == MANIFEST
+    orchestration = replace(MANIFEST, kind="orchestration", maximum_actions=8)
+    assert Manifest.from_json(orchestration.to_json()) == orchestration
+
+
+def test_what_only_some_bundles_have_is_left_out_of_others() -> None:
+    assert "maximum_actions" not in document()
 
 
 def test_signatures_are_readable() -> None:
@@ -60,6 +66,12 @@ def test_signatures_are_readable() -> None:
         ),
         (("format_version",), 2, "format_version: 2; this program reads 1"),
         (("shape",), 1, "shape: unknown"),
+        (
+            ("maximum_actions",),
+            8,
+            "maximum_actions: 8; must be one or more, and is only for kind orchestration",
+        ),
+        (("maximum_actions",), "8", "maximum_actions: '8'; must be int"),
     ],
 )
 def test_unfit_keys_are_named(path: tuple[str | int, ...], value: Any, message: str) -> None:

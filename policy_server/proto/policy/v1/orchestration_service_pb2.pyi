@@ -67,7 +67,9 @@ class OrchestrateRequest(_message.Message):
     policy: _builtins.str
     """Name of the policy to ask. Empty: the active one."""
     max_actions: _builtins.int
-    """Most actions to return, from 1 to 1000. Absent: as many as the policy sees fit (learned ones 2), at most 1000."""
+    """Most actions to return, from 1 to 1000. Absent: as many as the policy sees fit (a learned one as many as it was
+    trained for), at most 1000.
+    """
     dry_run: _builtins.bool
     """Whether only to show what would be decided: the answer is not remembered."""
     seed: _builtins.int
