@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -29,6 +30,7 @@ from policy_server.proto.policy.v1.state_service_pb2_grpc import StateServiceStu
 
 MessageT = TypeVar("MessageT")
 
+_PIPED_WIDTH = 120
 _NO_CONNECTION = ("failed to connect to all addresses", "DNS resolution failed", "Connection refused")
 
 
@@ -97,13 +99,22 @@ def print_decision(response: DispatchResponse) -> None:
     facts.add_row("source", _source(source))
     facts.add_row("candidates", str(response.candidate_count))
     facts.add_row("snapshot", _snapshot(source))
-    Console().print(Group(choices, facts))
+    _console().print(Group(choices, facts))
 
 
 def print_actions(response: OrchestrateResponse) -> None:
     """Prints orchestration actions as a table."""
     table = Table(title="actions", title_justify="left")
-    for name in ("", "action", "service", "node", "endpoint", "score", "utilisation", "excess demand"):
+    for name in (
+        "",
+        "action",
+        "service",
+        "node",
+        "endpoint",
+        "score",
+        "node's CPU demand / CPU",
+        "excess demand, millicores",
+    ):
         table.add_column(name, overflow="fold")
     for place, action in enumerate(response.actions, start=1):
         effect = action.expected_effect
@@ -115,7 +126,7 @@ def print_actions(response: OrchestrateResponse) -> None:
             action.endpoint,
             f"{action.score:.6g}",
             f"{effect.node_utilisation_before:.2f} -> {effect.node_utilisation_after:.2f}",
-            f"{effect.excess_demand_change_millicores:+.0f} millicores",
+            f"{effect.excess_demand_change_millicores:+.0f}",
         )
     facts = Table.grid(padding=(0, 2))
     for place, action in enumerate(response.actions, start=1):
@@ -124,7 +135,7 @@ def print_actions(response: OrchestrateResponse) -> None:
     facts.add_row("policy", f"{source.policy} {source.policy_version}")
     facts.add_row("source", _source(source))
     facts.add_row("snapshot", _snapshot(source))
-    Console().print(Group(table if response.actions else "no action: leave everything as it is", facts))
+    _console().print(Group(table if response.actions else "no action: leave everything as it is", facts))
 
 
 def print_recommendations(request: ScaleRequest, response: ScaleResponse) -> None:
@@ -146,7 +157,13 @@ def print_recommendations(request: ScaleRequest, response: ScaleResponse) -> Non
     for origin in response.provenances:
         facts.add_row("policy", f"{origin.policy} {origin.policy_version}")
         facts.add_row("source", _source(origin))
-    Console().print(Group(table, facts))
+    _console().print(Group(table, facts))
+
+
+def _console() -> Console:
+    """Standard output, wide enough for tables where it is no terminal and nobody says how wide it is."""
+    console = Console()
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=_PIPED_WIDTH)
 
 
 def print_state(state: GetStateResponse) -> None:
@@ -183,7 +200,7 @@ def print_state(state: GetStateResponse) -> None:
             f"{replica.running:g}",
             f"{pending:g}",
         )
-    Console().print(Group(facts, table))
+    _console().print(Group(facts, table))
 
 
 def ask(address: str, call: Callable[[grpc.Channel], MessageT]) -> MessageT:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -563,3 +564,32 @@ class TestRefusals:
             await first
         assert late.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         assert held.sizes == [1]
+
+
+async def test_the_documented_controller_carries_out_what_is_answered() -> None:
+    page = Path(__file__).parents[3] / "docs" / "orchestration-service.md"
+    example = re.search(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    assert example
+    names: dict[str, Any] = {}
+    exec(compile(example[1], page.name, "exec"), names)
+    done: list[tuple[str, ...]] = []
+
+    async def once(snapshot: Snapshot, *protected: str, picks: int = 0) -> list[tuple[str, ...]]:
+        done.clear()
+        async with running_server(snapshot) as serving:
+            for _ in range(picks):
+                await serving.dispatch()
+            await asyncio.to_thread(
+                names["orchestrate_once"],
+                serving.server.address,
+                lambda service, node: done.append(("add", service, node)),
+                lambda endpoint: done.append(("delete", endpoint)),
+                lambda endpoint: done.append(("drain", endpoint)),
+                protected,
+            )
+        return list(done)
+
+    assert ("add", "service", "node-3") in await once(BUSY)
+    assert [kind for kind, _ in await once(IDLE)] == ["delete", "delete"]
+    assert await once(IDLE, "service") == []
+    assert [kind for kind, _ in await once(IDLE, picks=9)] == ["drain", "drain"]
