@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 # What protos are compared with for breaking changes.
 BASE ?= origin/main
 
-.PHONY: help env demo demo-envoy test test-slow test-k8s lint protos bench evaluate train clean
+.PHONY: help env demo demo-envoy test test-slow test-k8s lint protos bench evaluate evaluate-joint train clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -65,6 +65,13 @@ bench: env ## Latency of the server beside an echo server.
 evaluate: env ## The dispatch policies on held-out seeds, all four patterns; the scaling policies at both loads.
 	for workload in P1 P2 P3 P4; do $(RUN)/policy-train evaluate dispatch --workload $$workload || exit 1; done
 	for load in normal high; do $(RUN)/policy-train evaluate scale --load $$load || exit 1; done
+
+JOINT := $(RUN)/policy-train evaluate joint --report reports/joint
+
+evaluate-joint: env ## Dispatch and orchestration combined on both testbeds and a recorded trace: reports/joint/report.md (hours; goes on where it was).
+	$(JOINT) --preset testbed-40 --workload P1,P2,P3,P4
+	$(JOINT) --preset testbed-100 --workload P1,P2,P3,P4
+	$(JOINT) --preset testbed-40 --trace "$${POLICY_TRACES:-../shared/traces}/alibaba-batch-a.csv" --seeds 50
 
 train: env ## Train dispatch (about half an hour on two idle cores) and scaling (five minutes) anew.
 	$(RUN)/policy-train dispatch --run runs/dispatch

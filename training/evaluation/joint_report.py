@@ -17,6 +17,7 @@ from policy_server.policies.heuristics import HEURISTIC_DISPATCH_NAMES
 from policy_server.policies.orchestration.rules import HEURISTIC_ORCHESTRATION_NAMES
 from training.evaluation.dispatch import LEARNED
 from training.evaluation.joint import OURS
+from training.workloads.patterns import Pattern
 
 REPORT_FILE = "report.md"
 
@@ -147,7 +148,8 @@ def _actions_curve(folder: Path, preset: str, evaluations: Sequence[Evaluation])
 
 def _column(evaluation: Evaluation) -> str:
     load = "" if evaluation["load"] == 1 else f", load {evaluation['load']:g}"
-    return f"{evaluation['workload']}{load} ({evaluation['seeds']} seeds)"
+    unit = "seeds" if evaluation["workload"] in list(Pattern) else "windows"
+    return f"{evaluation['workload']}{load} ({evaluation['seeds']} {unit})"
 
 
 def _names(evaluations: Sequence[Evaluation]) -> list[str]:
