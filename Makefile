@@ -12,7 +12,7 @@ BASE ?= origin/main
 .PHONY: help env demo demo-envoy test test-slow test-k8s lint protos bench evaluate evaluate-joint train clean
 
 help: ## Show this list.
-	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 
 env: $(STAMP) ## Create .venv with everything: server, training, benchmarks, tests.
 

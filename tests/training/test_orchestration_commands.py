@@ -149,6 +149,45 @@ def test_train_export_and_evaluate(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "no model bundle 'kais-orchestration'" in missing.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_train_a_pair_go_on_and_export_both_halves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        orchestration_validation,
+        "OrchestrationValidation",
+        partial(orchestration_validation.OrchestrationValidation, seeds_per_pattern=1, setting=SHORT),
+    )
+    alone, pair, models = tmp_path / "alone", tmp_path / "pair", tmp_path / "models"
+    tiny = (
+        "--scenarios", 1, "--repeats", 2, "--presets", "testbed-40", "--load-range", 0.1, 0.2, "--frames", 1,
+        "--warm-start-batches", 1, "--embedding", 8, "--hidden", 8, "--steps", 3, "--updates", 1,
+    )  # fmt: skip
+    assert invoke("orchestrate", "--run", alone, *tiny).exit_code == 0
+    updates = ("--orchestration-updates", 1, "--dispatch-updates", 1)
+    result = invoke("joint", "--run", pair, "--orchestration-run", alone, "--rounds", 1, *updates, "--json")
+    assert result.exit_code == 0, result.output
+    summary = json.loads(result.stdout)
+    assert len(summary["validation_scores"]) == 2
+    assert Path(summary["plot"]).read_bytes().startswith(b"\x89PNG")
+    again = invoke("joint", "--run", pair, "--orchestration-run", alone)
+    assert again.exit_code == 1
+    assert "go on with --resume" in again.stderr
+    result = invoke(
+        "joint", "--run", pair, "--resume", "--rounds", 2, "--schedule", "orchestration", "--json"
+    )
+    assert result.exit_code == 0, result.output
+    summary = json.loads(result.stdout)
+    assert len(summary["validation_scores"]) == 3
+    for half, name, most in (("dispatch", "kais-joint", None), ("orchestration", "kais-orchestration", 3)):
+        result = invoke("export", "--run", pair / half, "--models", models, "--version", "1.0.0", "--json")
+        assert result.exit_code == 0, result.output
+        manifest = load_bundle(Path(json.loads(result.stdout)["bundle"])).manifest
+        assert (manifest.policy, manifest.maximum_actions) == (name, most)
+        assert manifest.training.command == summary["command"]
+        assert manifest.training.command.endswith("--resume --schedule orchestration --rounds 2")
+        assert manifest.training.data.endswith("presets testbed-40")
+
+
 def test_paired_figures_are_of_our_combination() -> None:
     evaluation = joint.JointEvaluation(
         preset="testbed-40", workload=None, combinations=("a+b",), setting=DEFAULT_SETTING
