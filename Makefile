@@ -73,7 +73,7 @@ evaluate-joint: env ## Dispatch and orchestration combined on both testbeds and 
 	$(JOINT) --preset testbed-100 --workload P1,P2,P3,P4
 	$(JOINT) --preset testbed-40 --trace "$${POLICY_TRACES:-../shared/traces}/alibaba-batch-a.csv" --seeds 50
 
-train: env ## Train dispatch (about half an hour on two idle cores) and scaling (five minutes) anew.
+train: env ## Train dispatch (about a quarter of an hour on an idle core) and scaling (five minutes) anew.
 	$(RUN)/policy-train dispatch --run runs/dispatch
 	$(RUN)/policy-train scale --run runs/td3
 

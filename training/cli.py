@@ -21,6 +21,7 @@ from training.options import (
     recorded_evaluations,
     run_option,
     scenario_options,
+    threads_option,
 )
 from training.progress import progress_bar
 from training.provenance import git_commit
@@ -58,7 +59,7 @@ def main() -> None:
 @click.option("--resume", is_flag=True, help="Go on from the run's checkpoint.")
 @click.option("--checkpoint-every", type=click.IntRange(1), default=5, show_default=True, help="Updates.")
 @click.option("--validate-every", type=click.IntRange(1), default=10, show_default=True, help="Updates.")
-@click.option("--threads", type=click.IntRange(1), default=2, show_default=True, help="CPU threads of torch.")
+@threads_option
 @click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON.")
 @hyperparameter_options(CmmacConfig)
 def train_dispatch(

@@ -22,6 +22,17 @@ def run_option(text: str) -> Callable[[CommandT], CommandT]:
     )
 
 
+def threads_option(command: CommandT) -> CommandT:
+    """``--threads``."""
+    return click.option(
+        "--threads",
+        type=click.IntRange(1),
+        default=1,
+        show_default=True,
+        help="CPU threads of torch. More than there are idle cores make it many times slower.",
+    )(command)
+
+
 class Workloads(click.ParamType[tuple[Pattern, ...]]):
     """Comma-separated arrival patterns, each once."""
 

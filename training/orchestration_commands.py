@@ -15,7 +15,7 @@ from rich.table import Table
 from training.algorithms.gpg import GpgConfig
 from training.algorithms.two_scales import JointConfig
 from training.hyperparameters import given_hyperparameters, hyperparameter_options
-from training.options import compare_option, labelled_folders, scenario_options
+from training.options import compare_option, labelled_folders, scenario_options, threads_option
 from training.orchestration_scenarios import DEFAULT_SETTING, DEFAULT_STEPS
 from training.progress import progress_bar
 from training.workloads.patterns import Pattern
@@ -37,7 +37,7 @@ _notices = Console(stderr=True)
 @click.option("--resume", is_flag=True, help="Go on from the run's checkpoint.")
 @click.option("--checkpoint-every", type=click.IntRange(1), default=5, show_default=True, help="Updates.")
 @click.option("--validate-every", type=click.IntRange(1), default=5, show_default=True, help="Updates.")
-@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="CPU threads of torch.")
+@threads_option
 @click.option(
     "--runners",
     type=click.IntRange(1),
@@ -163,7 +163,7 @@ def train_orchestration(
     type=click.Path(path_type=Path, file_okay=False, exists=True),
     help="Folder of bundles with the dispatch policy to start from. [default: those shipped]",
 )
-@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="CPU threads of torch.")
+@threads_option
 @click.option(
     "--runners",
     type=click.IntRange(1),
