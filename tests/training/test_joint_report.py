@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from training.evaluation.joint_report import add_to_report, is_ablation
 
@@ -85,3 +86,19 @@ def test_ablations_have_a_section_of_their_own_and_h_a_curve(tmp_path: Path) -> 
     assert not (tmp_path / "testbed-100-actions.png").exists()
     assert "testbed-100, ablations" not in text
     assert "+0.090 ±0.010" in ablations
+
+
+def test_legends_name_what_only_some_workloads_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named: dict[str, set[str]] = {}
+    save = Figure.savefig
+
+    def remember(picture: Figure, path: Path, **options: Any) -> None:
+        legends = [*picture.legends, *(axes.get_legend() for axes in picture.axes)]
+        named[path.name] = {text.get_text() for legend in legends if legend for text in legend.get_texts()}
+        save(picture, path, **options)
+
+    monkeypatch.setattr(Figure, "savefig", remember)
+    add_to_report(tmp_path, evaluation("testbed-40", "P1", ("kais+kais", "native+native")), {})
+    add_to_report(tmp_path, evaluation("testbed-40", "P4", ("kais+kais", "firmament+gsp-ss")), {})
+    assert named["testbed-40-throughput_rate.png"] == {"kais+kais", "native+native", "firmament+gsp-ss"}
+    assert named["testbed-40-trade-off.png"] >= {"firmament dispatch", "native dispatch", "+gsp-ss"}

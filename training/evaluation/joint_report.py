@@ -180,11 +180,12 @@ def _table(evaluations: Sequence[Evaluation], figure: str, names: Sequence[str])
 
 
 def _plot(
-    evaluations: Sequence[Evaluation], names: Sequence[str], figure: str, label: str, title: str, path: Path
+    evaluations: Sequence[Evaluation], names: Sequence[str], figure: str, axis: str, title: str, path: Path
 ) -> None:
     picture, axes = plt.subplots(figsize=(11, 5.5), layout="constrained")
     width = 0.85 / max(len(names), 1)
     for row, name in enumerate(names):
+        label: str | None = name
         for column, evaluation in enumerate(evaluations):
             value = evaluation["policies"].get(name, {}).get(figure)
             if value is None:
@@ -197,11 +198,12 @@ def _plot(
                 yerr=[[value["mean"] - low], [high - value["mean"]]],
                 color=plt.get_cmap("tab20")(row % 20),
                 edgecolor="black" if name == OURS else "none",
-                label=name if column == 0 else None,
+                label=label,
                 capsize=1.5,
             )
+            label = None
     axes.set_xticks(range(len(evaluations)), [_column(evaluation) for evaluation in evaluations])
-    axes.set_ylabel(label)
+    axes.set_ylabel(axis)
     axes.set_title(title)
     if figure == "throughput_rate":
         axes.set_ylim(bottom=max(0.0, axes.dataLim.ymin - 0.2))
@@ -215,12 +217,12 @@ def _plot_trade_off(evaluations: Sequence[Evaluation], names: Sequence[str], pat
     """Throughput rate over cost, a panel per evaluation: marks tell dispatch halves, colours orchestration halves."""
     dispatch = list(dict.fromkeys(name.partition("+")[0] for name in names))
     orchestration = list(dict.fromkeys(name.partition("+")[2] for name in names))
-    columns = min(len(evaluations), 4)
+    columns = min(len(evaluations), 5)
     rows = -(-len(evaluations) // columns)
     picture, panels = plt.subplots(
         rows,
         columns,
-        figsize=(3.2 * columns + 2, 3.6 * rows),
+        figsize=(2.8 * columns + 2, 3.4 * rows),
         layout="constrained",
         squeeze=False,
         sharey=True,
