@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -81,20 +82,55 @@ def test_wrong_commands_would_be_noticed() -> None:
         parse("policy-server dance")
 
 
-def test_reported_throughput_rates_are_those_of_the_manifest() -> None:
-    evaluation = json.loads((ROOT / "exported_models/kais/1.0.0/manifest.json").read_text())["evaluation"]
-    lines = (ROOT / "docs/results.md").read_text().splitlines()
-    start = next(row for row, line in enumerate(lines) if line.startswith("| throughput rate |"))
-    systems = [cell.strip().replace(", ", "-") for cell in lines[start].split("|")[2:-1]]
-    assert len(systems) == 6
-    reported = 0
+def table_of(page: str, first_heading: str) -> tuple[list[str], dict[str, list[str]]]:
+    """Column headings and cells by row of the table whose first heading is given."""
+    lines = (ROOT / page).read_text().splitlines()
+    start = next(row for row, line in enumerate(lines) if line.startswith(f"| {first_heading} |"))
+    headings = [cell.strip() for cell in lines[start].split("|")[2:-1]]
+    rows = {}
     for line in lines[start + 2 :]:
         if not line.startswith("|"):
             break
         name, *cells = [cell.strip() for cell in line.split("|")[1:-1]]
-        for system, cell in zip(systems, cells, strict=True):
-            rate = evaluation[system]["policies"][name]["throughput_rate"]
-            low, high = rate["ci95"]
-            assert cell == f"{rate['mean']:.3f} ±{(high - low) / 2:.3f}", (name, system)
-            reported += 1
-    assert reported == 12 * 6
+        rows[name] = cells
+    return headings, rows
+
+
+def shown(figure: dict[str, Any], form: str) -> str:
+    low, high = figure["ci95"]
+    return f"{figure['mean']:{form}} ±{(high - low) / 2:{form.removeprefix('+')}}"
+
+
+def test_reported_throughput_rates_are_those_of_the_manifest() -> None:
+    evaluation = json.loads((ROOT / "exported_models/kais/1.0.0/manifest.json").read_text())["evaluation"]
+    headings, rows = table_of("docs/results.md", "throughput rate")
+    assert (len(headings), len(rows)) == (6, 12)
+    for name, cells in rows.items():
+        for heading, cell in zip(headings, cells, strict=True):
+            of_system = evaluation[heading.replace(", ", "-")]["policies"]
+            assert cell == shown(of_system[name]["throughput_rate"], ".3f"), (name, heading)
+
+
+@pytest.mark.parametrize(
+    ("first_heading", "figure", "form"),
+    [
+        ("throughput rate", "throughput_rate", ".3f"),
+        ("kais+kais ahead by", "kais_advantage", "+.3f"),
+        ("cost / native+native", "scheduling_cost", ".2f"),
+        ("cost of kais+kais over that of", "kais_cost_ratio", ".2f"),
+    ],
+)
+def test_reported_figures_of_the_pair_are_those_of_the_manifest(
+    first_heading: str, figure: str, form: str
+) -> None:
+    for bundle in ("kais-orchestration", "kais-joint"):
+        (manifest,) = (ROOT / "exported_models" / bundle).glob("*/manifest.json")
+        evaluation = json.loads(manifest.read_text())["evaluation"]
+        headings, rows = table_of("docs/orchestration-training.md", first_heading)
+        assert len(headings) == 9
+        assert len(rows) >= 8
+        for name, cells in rows.items():
+            for heading, cell in zip(headings, cells, strict=True):
+                of_system = evaluation[heading.replace(", ", "-")]["policies"]
+                expected = shown(of_system[name][figure], form) if name in of_system else ""
+                assert cell == expected, (name, heading)
