@@ -202,7 +202,8 @@ def _plot(
                 capsize=1.5,
             )
             label = None
-    axes.set_xticks(range(len(evaluations)), [_column(evaluation) for evaluation in evaluations])
+    ticks = [_column(evaluation).replace(" (", "\n(") for evaluation in evaluations]
+    axes.set_xticks(range(len(evaluations)), ticks)
     axes.set_ylabel(axis)
     axes.set_title(title)
     if figure == "throughput_rate":
