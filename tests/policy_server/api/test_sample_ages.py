@@ -102,7 +102,7 @@ async def test_an_endpoint_without_figures_is_as_good_as_fresh() -> None:
 
 async def test_batches_choose_alike() -> None:
     batch = DispatchBatchRequest(
-        services=["service"], access_points=["ap-0", "ap-1"], service=[0] * 8, access_point=[0, 1] * 4
+        services=["service"], access_points=["ap-0", "ap-1"], service=[0] * 64, access_point=[0, 1] * 32
     )
     async with running_server(stale_after_seconds=1000) as serving:
         await serving.state.ReportState(report_of(equal_endpoints(3), {0: 0, 1: 5000, 2: 0}))
