@@ -170,7 +170,10 @@ evaluate_group.add_command(evaluate_joint)
     show_default=True,
     help="Simulated, per seed.",
 )
-@click.option("--policies", help="Comma-separated names. [default: kais and all heuristics]")
+@click.option(
+    "--policies",
+    help="Comma-separated names of rules and of dispatch bundles. [default: kais and all heuristics]",
+)
 @click.option(
     "--staleness-slots",
     type=click.IntRange(0),

@@ -113,6 +113,8 @@ def test_evaluations_that_cannot_be_made(tmp_path: Path) -> None:
     assert f"{missing}: cannot be read: No such file" in message
     assert "POLICY_TRACES" in message
     assert "no model bundle 'kais'" in failure(*evaluate, "--policies", "kais", "--models", tmp_path)
+    message = failure(*evaluate, "--policies", "kais-orchestration")
+    assert "'kais-orchestration' is for orchestration; name a dispatch policy" in message
     assert "mean_rate_per_second" in failure(*evaluate, "--policies", "random", "--load", "1e9")
 
 
@@ -149,7 +151,7 @@ def test_evaluation_as_json() -> None:
 
 def test_late_reports_cost_throughput_and_other_models_have_names() -> None:
     shipped = find_bundles(None)["kais"][0].path.parent.parent
-    options = ("--policies", "kais,same,least-loaded", "--compare", f"same={shipped}")
+    options = ("--policies", "kais,same,least-loaded,kais-joint", "--compare", f"same={shipped}")
     rates = []
     for slots in (0, 4):
         result = invoke("evaluate", "dispatch", *SHORT, *options, "--staleness-slots", slots, "--json")
@@ -159,6 +161,7 @@ def test_late_reports_cost_throughput_and_other_models_have_names() -> None:
         figures = report["policies"]
         assert figures["same"]["throughput_rate"] == figures["kais"]["throughput_rate"]
         assert figures["same"]["kais_advantage"]["mean"] == 0
+        assert figures["kais-joint"]["throughput_rate"] != figures["kais"]["throughput_rate"]
         rates.append([row["throughput_rate"]["mean"] for row in figures.values()])
     assert rates[1] != rates[0]
     assert sum(rates[1]) < sum(rates[0])

@@ -52,7 +52,8 @@ class DispatchEvaluation:
         seeds: number of held-out seeds (with a trace: held-out windows).
         load: mean request rate as a multiple of the preset's reference rate.
         duration_seconds: simulated time per seed.
-        policies: names; ``kais`` is the learned one.
+        policies: names of rules, of bundles, and those of ``others``; ``kais`` is the learned one that others are
+            compared with.
         staleness_slots: decisions are based on reports that are 0 to this many slots late, drawn per slot for all
             systems alike; a change of replicas is known at once.
         models: root of the model bundles; None: those shipped.
@@ -124,7 +125,7 @@ def learned_dispatch(models: Path | None, policy: str = LEARNED) -> OnnxDispatch
     """The latest version of a learned policy.
 
     Raises:
-        LookupError: there is none.
+        LookupError: there is none, or it decides something else.
         BundleError: it cannot be loaded.
     """
     bundles = find_bundles(models)
@@ -133,7 +134,10 @@ def learned_dispatch(models: Path | None, policy: str = LEARNED) -> OnnxDispatch
             f"policies: no model bundle {policy!r} in {models or 'the package'}; export one with "
             "`policy-train export`, or leave it out with --policies"
         )
-    return OnnxDispatch(bundles[policy][0].load())
+    bundle = bundles[policy][0].load()
+    if bundle.manifest.kind != "dispatch":
+        raise LookupError(f"policies: {policy!r} is for {bundle.manifest.kind}; name a dispatch policy")
+    return OnnxDispatch(bundle)
 
 
 def evaluate(
@@ -219,8 +223,13 @@ def _scenarios(evaluation: DispatchEvaluation) -> Sequence[Scenario]:
 
 
 def _policy(name: str, evaluation: DispatchEvaluation) -> DispatchPolicy:
-    folders = {**evaluation.others, LEARNED: evaluation.models}
-    return learned_dispatch(folders[name]) if name in folders else heuristic_dispatch(name)
+    if name in evaluation.others:
+        return learned_dispatch(evaluation.others[name])
+    if name == LEARNED or (
+        name not in HEURISTIC_DISPATCH_NAMES and find_bundles(evaluation.models).get(name)
+    ):
+        return learned_dispatch(evaluation.models, name)
+    return heuristic_dispatch(name)
 
 
 def _time_decisions(policy: DispatchPolicy, snapshot: Snapshot) -> Float64Array:
